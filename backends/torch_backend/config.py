@@ -32,6 +32,7 @@ class Quantization(enum.StrEnum):
     NONE = "none"
     INT8 = "int8"  # the weights of linear layers, with a scale for each output
     W8A8 = "w8a8"  # their inputs too, with a scale for each row
+    INT4 = "int4"  # weights in 4 bits and inputs in int8, with a scale for each group of 32 inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,8 @@ class TorchOptions(OptionGroup):
     dtype: DtypeName = DtypeName.AUTO
     """Type of weights and cache; auto is the checkpoint's own."""
     quantization: Quantization = Quantization.NONE
-    """How linear layers compute: int8 halves their weights, w8a8 multiplies in int8 too. What they cost:
-    performance.md."""
+    """How linear layers compute: int8 halves their weights, w8a8 multiplies in int8 too, int4 leaves 0.3 of
+    them, or half of the output layer and of experts. What they cost: performance.md."""
     compile: bool = True
     """Whether decode steps run as CUDA graphs on a GPU, captured before the server is ready, and on a CPU as
     code compiled for it, in the background."""

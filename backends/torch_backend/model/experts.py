@@ -53,6 +53,7 @@ _IS_PACKABLE: Final[dict[Quantization, Callable[[Tensor], bool]]] = {
     Quantization.NONE: takes_weight,
     Quantization.INT8: QuantizedLinear.is_packable,
     Quantization.W8A8: QuantizedProduct.is_packable,
+    Quantization.INT4: QuantizedLinear.is_packable,  # their kernel has no products in 4 bits
 }
 
 

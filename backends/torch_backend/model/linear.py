@@ -1,4 +1,4 @@
-"""Linear layers of a loaded model, with weights in the layout of the CPU's matrix units, or in int8.
+"""Linear layers of a loaded model, with weights in the layout of the CPU's matrix units, or quantized.
 
 A decode step multiplies a few rows by every weight. torch's product reorders the weight in each call, or uses
 a kernel that is slower for fewer rows. oneDNN's product takes a weight in its own layout. It is used until
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from backends.torch_backend.config import Quantization
 from backends.torch_backend.errors import UnsupportedModelError
+from backends.torch_backend.model.grouped_linear import GroupedLinear
 from backends.torch_backend.model.quantized_linear import QuantizedLinear, QuantizedProduct
 from backends.torch_backend.native.kernels import (
     Kernels,
@@ -109,11 +110,12 @@ class ReorderedLinear(nn.Module):
         self._plain = None
 
 
-LinearKind = type[ReorderedLinear] | type[QuantizedLinear]
+LinearKind = type[ReorderedLinear] | type[QuantizedLinear] | type[GroupedLinear]
 KINDS: dict[Quantization, LinearKind] = {
     Quantization.NONE: ReorderedLinear,
     Quantization.INT8: QuantizedLinear,
     Quantization.W8A8: QuantizedProduct,
+    Quantization.INT4: GroupedLinear,
 }
 
 
@@ -158,15 +160,19 @@ class JoinedPart(nn.Module):
 def replace_all_linears(model: PreTrainedModel, kernels: Kernels, kind: LinearKind = ReorderedLinear) -> None:
     """Replace the model's linear layers of the usual names, and its output layer, if `kind` supports them.
 
-    Raises UnsupportedModelError if no layer can be quantized as required.
+    With `GroupedLinear`, the output layer and layers that do not fit it become `QuantizedLinear`. Raises
+    UnsupportedModelError if no layer can be quantized as required.
     """
+    others = QuantizedLinear if kind is GroupedLinear else kind
     # Without the linear layers: a list of them would hold every weight until the last one is replaced.
     for module in [module for module in model.modules() if not isinstance(module, nn.Linear)]:
         replace_linears(module, kernels, kind)
+        if others is not kind:
+            replace_linears(module, kernels, others)
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if type(output) is nn.Linear and kind.fits(output):
-        model.set_output_embeddings(kind([output], kernels))  # type: ignore[no-untyped-call]
-    if issubclass(kind, QuantizedLinear):
+    if type(output) is nn.Linear and others.fits(output):
+        model.set_output_embeddings(others([output], kernels))  # type: ignore[no-untyped-call]
+    if kind is not ReorderedLinear:
         _log_quantized(model)
 
 
@@ -191,15 +197,15 @@ def _linears(module: nn.Module, names: Sequence[str], kind: LinearKind) -> Itera
 
 
 def _log_quantized(model: PreTrainedModel) -> None:
-    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear | GroupedLinear)]
     if not layers:
         raise UnsupportedModelError(f"{type(model).__name__} has no linear layers that can be quantized")
-    logger.info(
-        "%d products have int8 weights: %.1f MB; %.1f MB of weights are not quantized",
-        len(layers),
-        sum(layer.weight.nbytes for layer in layers) / 1e6,
-        sum(parameter.nbytes for parameter in model.parameters()) / 1e6,
-    )
+    for kind, name in ((GroupedLinear, "int4"), (QuantizedLinear, "int8")):
+        sizes = [layer.weight.nbytes for layer in layers if isinstance(layer, kind)]
+        if sizes:
+            logger.info("%d products have %s weights: %.1f MB", len(sizes), name, sum(sizes) / 1e6)
+    unquantized = sum(parameter.nbytes for parameter in model.parameters())
+    logger.info("%.1f MB of weights are not quantized", unquantized / 1e6)
 
 
 def _are_joinable(linears: Sequence[nn.Linear]) -> bool:

@@ -21,6 +21,9 @@ from cache.scoring import Window
 SOURCES = Path(__file__).parent
 BLOCK = 64  # outputs of a block in a packed weight; `kBlock` in tile.h
 PADDING_BYTES = 64  # oneDNN pads an output's inputs with zeros to a multiple of this
+GROUP = 32  # inputs that share a scale and a zero point in a weight of 4 bits; `kGroup` in groups.h
+STEPS = 16  # of a zero point in a level; `kPerZeroPoint` in groups.h
+GROUP_BYTES = GROUP * BLOCK // 2 + 3 * BLOCK  # of a block; the size of `Group` in groups.h
 
 _DTYPES = (torch.float32, torch.bfloat16)
 FLAGS = (
@@ -202,7 +205,8 @@ def packed_linear(
     """Return the product of rows [..., input] with a packed weight, in the rows' type: [..., output].
 
     The weight has the layout of `in_blocks`. An int8 or uint8 weight has float32 `scales` [output]. A uint8
-    weight has the zero point 128, and its rows are quantised to int8 first.
+    weight has the zero point 128, and its rows are quantised to int8 first. A uint8 weight without scales is
+    one of `in_groups`: each group of its rows is quantised to int8, with a scale of its own.
     """
     output: Tensor = torch.ops.snapserve.linear(hidden, weight, scales, bias, num_outputs)
     return output
@@ -372,6 +376,31 @@ def in_blocks(weight: Tensor, dtype: torch.dtype) -> Tensor:
     pack = 4 // dtype.itemsize
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % BLOCK))
     return padded.view(-1, BLOCK, weight.shape[1] // pack, pack).transpose(1, 2)
+
+
+def in_groups(levels: Tensor, scales: Tensor, zero_points: Tensor, num_inputs: int) -> Tensor:
+    """Return a weight of 4 bits as `packed_linear` takes it: uint8 [block, group, `GROUP_BYTES`].
+
+    `levels` [32, output × group] are 0 to 15, `scales` are bfloat16, and `zero_points` are uint8, in steps of
+    1/16: both are [output × group]. Outputs are whole blocks.
+    """
+    num_groups = num_inputs // GROUP
+    parts = levels.view(GROUP // 8, 2, 4, -1, BLOCK, num_groups)
+    pairs = (parts[:, 0] | parts[:, 1] << 4).permute(2, 4, 0, 3, 1)  # [block, group, 4, 64, 4]
+    by_group = (each.view(-1, BLOCK, num_groups).mT for each in (zero_points, scales))
+    tail = [each.contiguous().view(torch.uint8) for each in by_group]
+    return torch.cat([pairs.flatten(2), *tail], dim=2)
+
+
+def taken_from_groups(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return levels [output, group, 32], scales and zero points [output, group, 1] of `in_groups`' weight."""
+    num_blocks, num_groups, _ = packed.shape
+    pairs, zero_points, scales = torch.split(packed, [GROUP * BLOCK // 2, BLOCK, 2 * BLOCK], dim=2)
+    parts = torch.stack([pairs & 15, pairs >> 4], dim=3).view(num_blocks, num_groups, -1, BLOCK, 4, 2)
+    levels = parts.permute(0, 3, 1, 2, 5, 4).reshape(num_blocks * BLOCK, num_groups, GROUP)
+    by_group = (scales.contiguous().view(torch.bfloat16), zero_points)
+    scales, zero_points = (each.mT.reshape(-1, num_groups, 1) for each in by_group)
+    return levels, scales, zero_points
 
 
 def takes_weight(weight: Tensor) -> bool:

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "groups.h"
 #include "tile.h"
 
 namespace {
@@ -39,10 +40,17 @@ constexpr int64_t kSmallBatchChunk = 32;
 template <typename W>
 constexpr bool kIsWidened = std::is_same_v<W, int8_t>;
 
-// The type in which rows are multiplied: int8 for uint8 weights, since the processor's int8 product takes one
-// unsigned operand.
+template <typename W>
+constexpr bool kIsGrouped = std::is_same_v<W, Group>;
+
+// The type in which rows are multiplied: int8 for uint8 weights and groups of 4 bits, since the processor's
+// int8 product takes one unsigned operand.
 template <typename T, typename W>
-using RowType = std::conditional_t<std::is_same_v<W, uint8_t>, int8_t, T>;
+using RowType = std::conditional_t<std::is_same_v<W, uint8_t> || kIsGrouped<W>, int8_t, T>;
+
+// Weights that an element of a packed weight holds.
+template <typename W>
+constexpr int64_t kHeld = kIsGrouped<W> ? kGroup * kBlock : 1;
 
 template <typename T>
 inline const T* offset_if_any(const T* elements, int64_t offset) {
@@ -53,23 +61,26 @@ template <typename T, typename W>
 struct Weights {
   const W* elements;
   int64_t padded_inputs;  // per output: at least the rows' inputs
-  const float* scales;    // [output], of int8 and uint8 weights; else null
+  const float* scales;    // [output], of int8 and uint8 weights; else null: groups hold their own
   const T* bias;          // [output] or null
 
   Weights from(int64_t output) const {
-    return {elements + output * padded_inputs, padded_inputs, offset_if_any(scales, output),
+    return {elements + output * padded_inputs / kHeld<W>, padded_inputs, offset_if_any(scales, output),
             offset_if_any(bias, output)};
   }
 };
 
 template <typename R>
 struct Rows {
-  const R* elements;                // [row, input]
-  const float* scales;              // [row], of int8 rows; else null
-  const int32_t* zero_point_terms;  // [row], of int8 rows: the zero point times the row's sum; else null
+  const R* elements;              // [row, input]
+  const float* scales;            // [row, group], of int8 rows; else null
+  const float* zero_point_terms;  // [row, group], of int8 rows; else null
+  int64_t num_groups = 1;         // of a row's inputs
 
   Rows from(int64_t row, int64_t num_inputs) const {
-    return {elements + row * num_inputs, offset_if_any(scales, row), offset_if_any(zero_point_terms, row)};
+    const int64_t group = row * num_groups;
+    return {elements + row * num_inputs, offset_if_any(scales, group), offset_if_any(zero_point_terms, group),
+            num_groups};
   }
 };
 
@@ -102,12 +113,14 @@ void normalise(T* normed, const T* input, const FusedOps<T>& fused, int64_t num_
   }
 }
 
-// Quantise each row to int8: divide it by its scale, which is its largest magnitude over 127, and round.
+// Quantise each row, or each group of one, to int8: divide it by its scale, which is its largest magnitude over
+// 127, and round.
 //
-// A uint8 weight is its value plus the zero point, so a product is too large by the zero point times the
-// row's sum. That term is stored per row and subtracted after the product.
-template <typename T>
-void quantize(int8_t* quantized, float* scales, int32_t* zero_point_terms, const T* input, int64_t num_rows,
+// A weight's level is its value plus the zero point, so a product is too large by the zero point times the
+// row's sum. That term is stored and subtracted after the product. It is exact in float32. For a group, it is
+// that of one step of a zero point, and scaled.
+template <bool is_group, typename T>
+void quantize(int8_t* quantized, float* scales, float* zero_point_terms, const T* input, int64_t num_rows,
               int64_t num_inputs) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   for (int64_t r = 0; r < num_rows; ++r, input += num_inputs, quantized += num_inputs) {
@@ -129,22 +142,24 @@ void quantize(int8_t* quantized, float* scales, int32_t* zero_point_terms, const
       sums = _mm512_add_epi32(sums, integers);
       _mm512_mask_cvtsepi32_storeu_epi8(quantized + k, lanes, integers);
     }
-    zero_point_terms[r] = kZeroPoint * _mm512_reduce_add_epi32(sums);
+    const float sum = _mm512_reduce_add_epi32(sums);
+    zero_point_terms[r] = is_group ? scales[r] / kPerZeroPoint * sum : kZeroPoint * sum;
   }
 }
 
 // The rows of a product after its prologue: normalised, quantised, or both.
-template <typename T, typename R>
+template <typename T, typename R, bool is_grouped = false>
 class Prologue {
  public:
   static bool is_needed(const FusedOps<T>& fused) { return kIsQuantized || fused.norm != nullptr; }
 
   void resize(const FusedOps<T>& fused, int64_t num_rows, int64_t num_inputs) {
+    if (is_grouped) num_groups_ = num_inputs / kGroup;
     if (fused.norm != nullptr) normed_.resize(num_rows * num_inputs);
     if (kIsQuantized) {
       quantized_.resize(num_rows * num_inputs);
-      scales_.resize(num_rows);
-      zero_point_terms_.resize(num_rows);
+      scales_.resize(num_rows * num_groups_);
+      zero_point_terms_.resize(num_rows * num_groups_);
     }
   }
 
@@ -157,14 +172,16 @@ class Prologue {
       input = normed_.data() + first;
     }
     if (kIsQuantized) {
-      quantize(quantized_.data() + first, scales_.data() + begin, zero_point_terms_.data() + begin, input,
-               end - begin, num_inputs);
+      const int64_t first_group = begin * num_groups_;
+      quantize<is_grouped>(quantized_.data() + first, scales_.data() + first_group,
+                           zero_point_terms_.data() + first_group, input, (end - begin) * num_groups_,
+                           num_inputs / num_groups_);
     }
   }
 
   Rows<R> rows() const {
     if constexpr (kIsQuantized) {
-      return {quantized_.data(), scales_.data(), zero_point_terms_.data()};
+      return {quantized_.data(), scales_.data(), zero_point_terms_.data(), num_groups_};
     } else {
       return {normed_.data(), nullptr, nullptr};
     }
@@ -175,7 +192,8 @@ class Prologue {
   Buffer<T> normed_;
   Buffer<int8_t> quantized_;
   Buffer<float> scales_;
-  Buffer<int32_t> zero_point_terms_;
+  Buffer<float> zero_point_terms_;
+  int64_t num_groups_ = 1;
 };
 
 // Add the products of all rows with a chunk of a block's weights to `sums` [row, 64], `tile_rows` at a time.
@@ -202,7 +220,7 @@ void accumulate_chunk(float* sums, const R* input, const W* weight, int64_t num_
   }
 }
 
-// Turn the int32 sums of int8 rows into float32, in place: subtract the zero point's term and apply the
+// Turn the int32 sums of an int8 row into float32, in place: subtract the zero point's term and apply the
 // scale.
 inline void dequantize(float* sums, int32_t zero_point_term, float scale) {
   for (int64_t n = 0; n < kBlock; n += kLanes) {
@@ -212,10 +230,10 @@ inline void dequantize(float* sums, int32_t zero_point_term, float scale) {
   }
 }
 
-// Write the products [row, 64] of one block, of which `width` columns are outputs.
+// Write the products [row, 64] of one block, without the scales of its outputs.
 template <typename T, typename R, typename W>
-void multiply_block(float* sums, const Rows<R>& rows, const Weights<T, W>& weights, int64_t num_rows,
-                    int64_t num_inputs, int64_t width) {
+void multiply_columns(float* sums, const Rows<R>& rows, const Weights<T, W>& weights, int64_t num_rows,
+                      int64_t num_inputs) {
   alignas(64) R widened[kIsWidened<W> ? kChunk<R> * kBlock : 1];
   std::fill_n(sums, num_rows * kBlock, 0.0f);
   const bool is_small_batch = num_rows <= kSmallBatch;
@@ -227,9 +245,23 @@ void multiply_block(float* sums, const Rows<R>& rows, const Weights<T, W>& weigh
     accumulate(sums, rows.elements + k, weights.elements + k * kBlock, num_rows, num_inputs, chunk_inputs,
                widened);
   }
+  for (int64_t r = 0; std::is_same_v<R, int8_t> && r < num_rows; ++r) {
+    dequantize(sums + r * kBlock, static_cast<int32_t>(rows.zero_point_terms[r]), rows.scales[r]);
+  }
+}
+
+// Write the products [row, 64] of one block, of which `width` columns are outputs.
+template <typename T, typename R, typename W>
+void multiply_block(float* sums, const Rows<R>& rows, const Weights<T, W>& weights, int64_t num_rows,
+                    int64_t num_inputs, int64_t width) {
+  if constexpr (kIsGrouped<W>) {
+    const GroupedRows grouped{rows.elements, rows.scales, rows.zero_point_terms, rows.num_groups};
+    multiply_groups(sums, grouped, weights.elements, num_rows);
+  } else {
+    multiply_columns(sums, rows, weights, num_rows, num_inputs);
+  }
   for (int64_t r = 0; r < num_rows; ++r) {
     float* row = sums + r * kBlock;
-    if constexpr (std::is_same_v<R, int8_t>) dequantize(row, rows.zero_point_terms[r], rows.scales[r]);
     for (int64_t n = 0; weights.scales != nullptr && n < width; ++n) row[n] *= weights.scales[n];
     for (int64_t n = 0; weights.bias != nullptr && n < width; ++n) {
       row[n] += static_cast<float>(weights.bias[n]);
@@ -287,9 +319,10 @@ void multiply(Tensor& output, const Tensor& input, const Weights<T, W>& weights,
   const int64_t num_rows = input.numel() / num_inputs;
   const int64_t weight_blocks = fused.is_gated ? 2 : 1;  // per block of outputs
   const T* source = input.const_data_ptr<T>();
-  const bool has_prologue = Prologue<T, R>::is_needed(fused);
+  using RowPrologue = Prologue<T, R, kIsGrouped<W>>;
+  const bool has_prologue = RowPrologue::is_needed(fused);
   const bool is_small_batch = num_rows <= kSmallBatch;
-  Prologue<T, R> shared;  // of a large batch
+  RowPrologue shared;  // of a large batch
   if (has_prologue && !is_small_batch) {
     shared.resize(fused, num_rows, num_inputs);
     const int64_t rows_per_thread = std::max<int64_t>(1, kGrain / num_inputs);
@@ -298,7 +331,7 @@ void multiply(Tensor& output, const Tensor& input, const Weights<T, W>& weights,
   }
   const int64_t blocks_per_thread = std::max<int64_t>(1, kGrain / (weight_blocks * kBlock * num_inputs));
   at::parallel_for(0, num_blocks / weight_blocks, blocks_per_thread, [&](int64_t begin, int64_t end) {
-    thread_local Prologue<T, R> own;
+    thread_local RowPrologue own;
     Rows<R> rows;
     if (!has_prologue) {
       if constexpr (std::is_same_v<R, T>) rows = {source, nullptr, nullptr};
@@ -325,15 +358,28 @@ void multiply_by(Tensor& output, const Tensor& input, const Tensor& weight,
                  const FusedOps<T>& fused, int64_t padded_inputs) {
   const auto run = [&](auto type) {
     using W = decltype(type);
-    const Weights<T, W> weights{weight.const_data_ptr<W>(), padded_inputs, data_or_null<float>(scales),
+    const Weights<T, W> weights{static_cast<const W*>(weight.const_data_ptr()), padded_inputs, data_or_null<float>(scales),
                                 data_or_null<T>(bias)};
-    multiply(output, input, weights, fused, weight.numel() / (kBlock * padded_inputs));
+    const int64_t num_elements = weight.nbytes() / sizeof(W);
+    multiply(output, input, weights, fused, num_elements * kHeld<W> / (kBlock * padded_inputs));
   };
   switch (weight.scalar_type()) {
-    case at::kByte: return run(uint8_t());
+    case at::kByte: return scales ? run(uint8_t()) : run(Group());
     case at::kChar: return run(int8_t());
     default: return run(T());
   }
+}
+
+// Return the inputs per output of a weight in groups of 4 bits.
+inline int64_t check_grouped_weight(const Tensor& input, const Tensor& weight, int64_t num_products) {
+  const int64_t num_inputs = input.size(-1);
+  check_contiguous("weight", weight);
+  TORCH_CHECK(num_inputs > 0 && num_inputs % kGroup == 0, "input must have a positive multiple of ", kGroup,
+              " inputs for a weight in groups, got ", num_inputs);
+  TORCH_CHECK(num_products > 0, "num_products must be positive, got ", num_products);
+  const int64_t num_blocks = (num_products + kBlock - 1) / kBlock;
+  check_shape("weight", weight, {num_blocks, num_inputs / kGroup, int64_t{sizeof(Group)}});
+  return num_inputs;
 }
 
 // Return the inputs per output of a packed weight, padding included.
@@ -370,7 +416,9 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   check_row_dtype("input", input);
   TORCH_CHECK(input.dim() > 0, "input must have dimensions [..., input], got a scalar");
   const at::ScalarType dtype = input.scalar_type();
-  const int64_t padded_inputs = check_weight(input, weight, scales, num_products);
+  const bool is_grouped = weight.scalar_type() == at::kByte && !scales;
+  const int64_t padded_inputs = is_grouped ? check_grouped_weight(input, weight, num_products)
+                                           : check_weight(input, weight, scales, num_products);
   TORCH_CHECK(!is_gated || num_products % (2 * kBlock) == 0, "num_products must be a multiple of ",
               2 * kBlock, " when is_gated, got ", num_products);
   if (scales) {

@@ -14,6 +14,11 @@ from transformers import PreTrainedModel
 
 from backends.torch_backend.config import Quantization
 from backends.torch_backend.errors import UnsupportedModelError
+from backends.torch_backend.model.grouped_linear import (
+    dequantize_groups,
+    quantize_in_groups,
+    quantized_rows,
+)
 from backends.torch_backend.model.linear import replace_all_linears
 from backends.torch_backend.model.quantized_linear import QuantizedLinear, QuantizedProduct, quantize
 from backends.torch_backend.native.kernels import Kernels, kernels_are_supported, load_kernels
@@ -186,20 +191,28 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"))
 
 
+def _in_groups(weight: Tensor) -> Tensor:
+    return dequantize_groups(quantize_in_groups(weight))[: len(weight)]
+
+
 def _oracle(path: Path, quantization: Quantization) -> PreTrainedModel:
-    """transformers' model with the numbers that the int8 weights and rows stand for."""
+    """transformers' model with the numbers that the quantized weights and rows stand for."""
     model = load_oracle(path)
     for module in model.modules():
         if isinstance(module, nn.Linear):
+            output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+            is_grouped = quantization is Quantization.INT4 and module is not output
             with torch.no_grad():
-                module.weight.copy_(_dequantized(module.weight))
+                module.weight.copy_((_in_groups if is_grouped else _dequantized)(module.weight))
+            if is_grouped:
+                module.register_forward_pre_hook(lambda _, inputs: quantized_rows(inputs[0]))
             if quantization is Quantization.W8A8:
                 module.register_forward_pre_hook(lambda _, inputs: _dequantized(inputs[0]).float())
     return model
 
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=[needs_kernels, pytest.mark.long])])
-@pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.W8A8])
+@pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.W8A8, Quantization.INT4])
 def test_a_model_is_the_one_with_these_weights(
     llama: Path, compile_cache: Path, quantization: Quantization, is_compiled: bool
 ) -> None:

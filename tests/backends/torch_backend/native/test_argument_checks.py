@@ -83,6 +83,14 @@ def _linear_arguments() -> dict[str, Any]:
         ),
         ({"num_products": 0}, "num_products must be positive, got 0"),
         (
+            {"weight": torch.zeros(2, 4, 1216).byte()},
+            "weight must have shape [2, 3, 1216], got [2, 4, 1216]",
+        ),
+        (
+            {"input": torch.zeros(3, 100), "weight": torch.zeros(2, 3, 1216).byte()},
+            "input must have a positive multiple of 32 inputs for a weight in groups, got 100",
+        ),
+        (
             {"weight": torch.zeros(1, 96, 64, 1), "num_products": 64, "is_gated": True},
             "num_products must be a multiple of 128 when is_gated, got 64",
         ),

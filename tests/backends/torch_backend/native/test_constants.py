@@ -9,8 +9,10 @@ from backends.torch_backend.model.attention import MASKED
 from backends.torch_backend.model.quantized_linear import QuantizedProduct, quantize
 from backends.torch_backend.native.kernels import (
     BLOCK,
+    GROUP,
     PADDING_BYTES,
     SOURCES,
+    STEPS,
     Kernels,
     kernels_are_supported,
 )
@@ -27,6 +29,11 @@ def _constant(header: str, name: str) -> float:
 def test_packed_weights_have_the_kernels_block_and_padding() -> None:
     assert _constant("tile.h", "kBlock") == BLOCK
     assert _constant("linear.h", "kMaxPadding") == PADDING_BYTES / torch.bfloat16.itemsize - 1
+
+
+def test_weights_in_groups_have_the_kernels_inputs_and_steps() -> None:
+    assert _constant("groups.h", "kGroup") == GROUP
+    assert _constant("groups.h", "kPerZeroPoint") == STEPS
 
 
 def test_quantised_weights_have_the_kernels_zero_point_and_range() -> None:

@@ -1,0 +1,139 @@
+"""Linear layers with weights of 4 bits, in groups of inputs that share a scale and a zero point.
+
+A weight is its scale times the difference of its level, 0 to 15, and its zero point. Rows are quantized to
+int8, with one scale for each group: products of integers are exact, and the processor's fastest. Without the
+kernels, each call converts the weight, a part at a time. That gives the same results and is slower.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from backends.torch_backend.model.quantized_linear import quantize
+from backends.torch_backend.native.kernels import (
+    BLOCK,
+    GROUP,
+    GROUP_BYTES,
+    STEPS,
+    Kernels,
+    in_groups,
+    kernels_are_supported,
+    packed_linear,
+    taken_from_groups,
+)
+
+_MOST = 15  # level
+_SPANS = (1.0, 0.92, 0.84)  # of a group's range, that the levels cover at first
+# Weights. Their copies in float32 stay in the processor's cache, and are smaller than the blocks that
+# `returning_memory` maps anew for each tensor.
+_QUANTIZED_AT_ONCE = 2**16
+_CONVERTED_AT_ONCE = 2**22  # weights
+
+
+class GroupedLinear(nn.Module):
+    """The outputs of one or several linear layers, side by side.
+
+    With the kernels, a row's output does not depend on the other rows.
+    """
+
+    weight: Tensor  # as of `in_groups`
+    bias: Tensor | None
+
+    def __init__(self, linears: Sequence[nn.Linear], kernels: Kernels) -> None:
+        super().__init__()
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        self._num_outputs = weight.shape[0]
+        self._kernels = kernels
+        self._is_packable = (
+            weight.dtype in (torch.float32, torch.bfloat16)
+            and weight.device.type == "cpu"
+            and kernels_are_supported()
+        )
+        self.register_buffer("weight", quantize_in_groups(weight), persistent=False)
+        self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
+
+    @staticmethod
+    def fits(linear: nn.Linear) -> bool:
+        return linear.weight.is_floating_point() and linear.in_features % GROUP == 0
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self._is_packable and self._kernels.are_used:
+            return packed_linear(hidden, self.weight, self.bias, self._num_outputs)
+        rows = quantized_rows(hidden).flatten(0, -2)
+        blocks = max(1, _CONVERTED_AT_ONCE // (BLOCK * rows.shape[1]))
+        products = [
+            nn.functional.linear(rows, dequantize_groups(part)) for part in torch.split(self.weight, blocks)
+        ]
+        output = torch.cat(products, dim=1)[:, : self._num_outputs].view(*hidden.shape[:-1], -1)
+        return (output if self.bias is None else output + self.bias).to(hidden.dtype)
+
+
+def quantize_in_groups(weight: Tensor) -> Tensor:
+    """Return a weight [output, input] in groups of 4 bits, as `in_groups` packs them.
+
+    The scales and zero points are those of the least squared error among a few.
+    """
+    num_outputs, num_inputs = weight.shape
+    packed = weight.new_empty(-(-num_outputs // BLOCK), num_inputs // GROUP, GROUP_BYTES, dtype=torch.uint8)
+    blocks = max(1, _QUANTIZED_AT_ONCE // (BLOCK * num_inputs))
+    parts = zip(torch.split(weight, blocks * BLOCK), torch.split(packed, blocks), strict=True)
+    for some, some_packed in parts:
+        whole = nn.functional.pad(some, (0, 0, 0, -some.shape[0] % BLOCK))
+        # The group's inputs first: sums over them then are sums of vectors.
+        groups = whole.float().view(-1, GROUP).T.contiguous()
+        some_packed.copy_(in_groups(*_fitted(groups), num_inputs))
+    return packed
+
+
+def dequantize_groups(packed: Tensor) -> Tensor:
+    """Return the weights [output, input] in float32 that `in_groups` packed. Outputs are whole blocks."""
+    levels, scales, zero_points = taken_from_groups(packed)
+    return ((levels - zero_points / STEPS) * scales.float()).flatten(1)
+
+
+def _fitted(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return levels [input, group], scales and zero points [group] for `groups` [input, group] in float32."""
+    # Zero is in the range, and a zero point is a level.
+    low, high = groups.amin(0).clamp_(max=0), groups.amax(0).clamp_(min=0)
+    centre = (low + high) / 2
+    means = groups.mean(0)
+    best: tuple[Tensor, ...] | None = None
+    for span in _SPANS:
+        scales = (high - low) * (span / _MOST)
+        scales, zero_points = _stored(scales, scales * (_MOST / 2) - centre)
+        levels = _levels(groups, scales, zero_points)
+        # The scale and the zero point of the least squared error for these levels, then levels for them.
+        mean_levels = levels.mean(0)
+        spread = levels.square().mean(0) - mean_levels.square()
+        products = (levels * groups).mean(0) - mean_levels * means
+        scales = torch.where(spread > 0, products / spread, scales)
+        scales, zero_points = _stored(scales, scales * mean_levels - means)
+        levels = _levels(groups, scales, zero_points)
+        errors = (levels - zero_points / STEPS).mul_(scales).sub_(groups).square_().sum(0)
+        fitted = (errors, levels.to(torch.uint8), scales, zero_points)
+        if best is None:
+            best = fitted
+        else:
+            is_better = errors < best[0]
+            best = tuple(torch.where(is_better, new, old) for new, old in zip(fitted, best, strict=True))
+    assert best is not None
+    _, levels, scales, zero_points = best
+    return levels, scales.to(torch.bfloat16), zero_points.to(torch.uint8)
+
+
+def _stored(scales: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales, and zero points in steps, as they are stored, for the values of level 0: `-offsets`."""
+    scales = scales.clamp(min=torch.finfo(torch.bfloat16).tiny).to(torch.bfloat16).float()
+    return scales, (offsets / scales).mul_(STEPS).round_().clamp_(0, 255)
+
+
+def _levels(groups: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
+    return (groups * scales.reciprocal()).add_(zero_points / STEPS).round_().clamp_(0, _MOST)
+
+
+def quantized_rows(rows: Tensor) -> Tensor:
+    """Return rows [..., input] with the values of their int8 numbers, in float32."""
+    numbers, scales = quantize(rows.reshape(-1, GROUP))
+    return (numbers.float() * scales[:, None]).view(rows.shape)

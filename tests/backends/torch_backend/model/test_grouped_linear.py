@@ -1,0 +1,94 @@
+"""Weights of 4 bits in groups: their error, and their products."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from backends.torch_backend.config import Quantization
+from backends.torch_backend.model.grouped_linear import (
+    GroupedLinear,
+    dequantize_groups,
+    quantize_in_groups,
+    quantized_rows,
+)
+from backends.torch_backend.model.linear import KINDS, replace_all_linears
+from backends.torch_backend.model.quantized_linear import QuantizedLinear
+from backends.torch_backend.native.kernels import GROUP, Kernels, kernels_are_supported, load_kernels
+from tests.backends.checkpoints import load_oracle, save_checkpoint
+
+needs_kernels = pytest.mark.skipif(
+    not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI"
+)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}
+
+
+def _random(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(sum(sizes)))
+
+
+def _linear(inputs: int, outputs: int, dtype: torch.dtype) -> nn.Linear:
+    torch.manual_seed(outputs)
+    return nn.Linear(inputs, outputs, dtype=dtype)
+
+
+def _check(output: Tensor, hidden: Tensor, grouped: GroupedLinear) -> None:
+    assert grouped.bias is not None
+    weight = dequantize_groups(grouped.weight)[: len(grouped.bias)]
+    expected = nn.functional.linear(quantized_rows(hidden).double(), weight.double(), grouped.bias.double())
+    tolerance = TOLERANCE[hidden.dtype]
+    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_weights_are_near_and_those_of_16_levels_are_kept() -> None:
+    weight = _random(70, 96).bfloat16()
+    weight[4] = 0
+    weight[5, 7] = -30
+    error = dequantize_groups(quantize_in_groups(weight))[:70] - weight
+    assert error[6:].square().mean() < 0.076**2
+    assert not error[4].any()
+    # As in GPTQ, AWQ and Q4_1 files.
+    levels = torch.randint(16, (128, 3, GROUP), generator=torch.Generator().manual_seed(0))
+    levels[:, :, 0], levels[:, :, 1] = 0, 15
+    scales, zero_points = 2.0 ** torch.arange(-9, -6).view(3, 1), torch.arange(128).view(-1, 1, 1) % 16
+    weight = ((levels - zero_points) * scales).flatten(1)
+    assert torch.equal(dequantize_groups(quantize_in_groups(weight)), weight)
+
+
+@needs_kernels
+@pytest.mark.parametrize("sizes", [(64, 64), (96, 100), (1536, 40), (32, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_the_kernel(built_kernels: Path, dtype: torch.dtype, sizes: tuple[int, int]) -> None:
+    """Of many rows and of few; each row's numbers are its own to the last bit."""
+    load_kernels(built_kernels)
+    grouped = GroupedLinear([_linear(*sizes, dtype)], Kernels(are_used=True))
+    hidden = _random(550, sizes[0]).to(dtype)
+    hidden[3] = 0
+    hidden[4, 1] = 1000
+    whole = grouped(hidden)
+    _check(whole, hidden, grouped)
+    for first, last in ((0, 1), (4, 5), (2, 4), (3, 6), (4, 12), (0, 40)):
+        assert torch.equal(grouped(hidden[first:last, None])[:, 0], whole[first:last])
+    hidden[1, 9] = float("nan")
+    assert grouped(hidden[:3]).isfinite().all(1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@torch.inference_mode()
+def test_without_kernels(dtype: torch.dtype) -> None:
+    grouped = GroupedLinear([_linear(64, size, dtype) for size in (40, 72)], Kernels())
+    hidden = _random(2, 3, 64).to(dtype)
+    _check(grouped(hidden), hidden, grouped)
+
+
+def test_other_layers_are_in_int8(tmp_path: Path) -> None:
+    """The output layer, and layers whose inputs are no whole groups."""
+    model = load_oracle(save_checkpoint("llama", tmp_path))
+    attention = model.model.layers[0].self_attn
+    attention.o_proj = nn.Linear(GROUP + 4, 8)
+    replace_all_linears(model, Kernels(), KINDS[Quantization.INT4])
+    assert type(attention.o_proj) is QuantizedLinear
+    assert type(model.get_output_embeddings()) is QuantizedLinear  # type: ignore[no-untyped-call]
+    assert type(model.model.layers[0].mlp.down_proj) is GroupedLinear

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -194,17 +194,24 @@ async def _pieces(
     start: Mapping[str, Any],
 ) -> AsyncIterator[bytes]:
     """Yield the body's pieces. The stream of a replica that dies ends with an error."""
+    messages: Sequence[Mapping[str, Any]] = ready
     try:
-        yield b"".join(message.get("body", b"") for message in ready)
+        yield _body(messages)
         async for messages in answer:
-            yield b"".join(message.get("body", b"") for message in messages)
+            yield _body(messages)
     except RayError:
+        if messages and not messages[-1].get("more_body", False):
+            return  # the replica died after the whole answer
         headers = MutableHeaders(raw=list(start["headers"]))
         if not headers.get("content-type", "").startswith("text/event-stream"):
             raise  # the connection breaks off, short of the content's length
         yield b"data: " + json.dumps(REPLICA_LOST).encode() + b"\n\n"
     finally:
         answer.cancel()
+
+
+def _body(messages: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(message.get("body", b"") for message in messages)
 
 
 def by_slots(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:

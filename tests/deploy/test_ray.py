@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import tempfile
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -54,6 +55,16 @@ def test_limits_of_bodies() -> None:
 
 @pytest.mark.long
 @pytest.mark.ray
+def test_only_a_stream_that_is_not_whole_ends_with_an_error() -> None:
+    assert result_of("ray_endings") == {
+        "amid": [2, 1, True],
+        "at the end": [2, 0, True],
+        "after the last text": [1, 0, True],
+    }
+
+
+@pytest.mark.long
+@pytest.mark.ray
 def test_a_replica_whose_engine_stalls_is_replaced() -> None:
     found = result_of("ray_health")
     assert found["before"] == found["after"] == [200, None]
@@ -68,9 +79,9 @@ def test_replicas_on_ray_serve() -> None:
     assert found["flood"] == {"200 done": 64}
     assert found["hit_rate"] >= 0.9
     # The streams of the dead replica end with one error, the others to their end, and nothing else is lost.
-    endings = [(each["status"], each["is_done"], each["errors"]) for each in found["killed"]]
-    lost = [ending for ending in endings if ending == (200, False, ["replica_lost"])]
-    assert len(lost) + endings.count((200, True, [])) == 16, endings
-    assert 1 <= len(lost) < 16
+    endings = Counter((each["status"], each["is_done"], *each["errors"]) for each in found["killed"])
+    num_lost = endings[200, False, "replica_lost"]
+    assert num_lost + endings[200, True] == 16, dict(endings)
+    assert 1 <= num_lost < 16
     assert found["after"] == {"200 done": 10}
     assert found["health"] == 200

@@ -1,11 +1,10 @@
 """What every backend is built from, and a backend that is configured and not yet loaded."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
-from backends.checkpoint import local_model
 from backends.clock import Clock, WallClock
 from backends.interface import Backend, PrefillShape
 from cache.policy import PolicyName
@@ -56,7 +55,7 @@ def prefill_shapes(prefill_chunk: int, max_model_len: int) -> tuple[PrefillShape
 class BackendConfig:
     """The model and the sizes of its cache.
 
-    `model` is a local folder, a hub id or a GGUF file (`backends.checkpoint`). `max_model_len` None is the
+    `model` is a local folder, a hub id or a GGUF file (`backends.conversion`). `max_model_len` None is the
     model's own limit, but beyond `DEFAULT_MAX_MODEL_LEN` only with `fills_memory`, as far as memory allows.
     `prefill_chunk` is the number of tokens that one prefill step reads, all rows together. `scratch_capacity`
     None means that a scratch holds any prompt. With `fills_memory`, slots of policy snapstream without a size
@@ -118,13 +117,6 @@ class ConfiguredBackend(Generic[Config]):
     make_clock: Callable[[], Clock] = WallClock
     time_scale: float = 1.0
     simulation: str | None = None
-
-    def with_local_model(self) -> Self:
-        """Return this with a model that transformers can read: a GGUF file is converted if it is new.
-
-        Blocks for seconds or minutes if it converts. Raises `ModelLoadError`.
-        """
-        return replace(self, config=replace(self.config, model=local_model(self.config.model)))
 
     def load(self, clock: Clock, vocab_size: int) -> Backend:
         return self.create(self.config, clock, vocab_size)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from backends.conversion import with_local_model
 from bench.systems.closed_loop import run_engine
 from commands.loadtest.config import Load
 from commands.loadtest.prompts import make_prompts
@@ -53,7 +54,7 @@ def _measure(parsed: argparse.Namespace, load: EngineLoad) -> int:
     config = read_config(parsed, os.environ)
     clock = config.backend.make_clock()
     start = time.perf_counter()
-    backend = config.backend.with_local_model().load(clock, load.vocab_size)
+    backend = with_local_model(config.backend).load(clock, load.vocab_size)
     backend.warmup()
     seconds_to_ready = time.perf_counter() - start
     compiled = getattr(backend, "compiled", None)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.checkpoint import local_model
+from backends.conversion import local_model
 from backends.errors import ModelLoadError
 from bench.fidelity.comparer import FULL, SETTINGS, Comparer, settings_of, table
 from bench.fidelity.presses import Kvpress

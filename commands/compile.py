@@ -23,6 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Return 0 once all code is in the cache, else 1. Raises `OptionError`."""
     # Torch's backends import torch, which would slow down every other sub-command.
     from backends.clock import WallClock
+    from backends.conversion import with_local_model
     from backends.errors import ModelLoadError
     from backends.torch_backend.config import TorchBackendConfig
     from server.serve import prepare
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     prepare(config)
     start = time.monotonic()
     try:
-        backend = config.backend.with_local_model().load(WallClock(), vocab_size=0)
+        backend = with_local_model(config.backend).load(WallClock(), vocab_size=0)
         try:
             backend.warmup()
         finally:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from backends.clock import Clock
 from backends.composite import CompositeBackend
+from backends.conversion import with_local_model
 from backends.interface import Backend, BackendSpec
 from server.app import accounts, create_app, for_batches, guarded
 from server.batches.dispatch import Dispatcher
@@ -141,11 +142,11 @@ class Instance:
 
         Runs in the engine's thread: the imports and the load take long, and would block the event loop.
         """
-        configured = self._config.backend.with_local_model()
+        configured = with_local_model(self._config.backend)
         self._renderer.load(configured.config.model, self._config.chat_template)
         backend = configured.load(self._clock, len(self._renderer.vocabulary))
         if self._config.draft is not None and self._draft is not None:
-            draft = self._config.draft.with_local_model()
+            draft = with_local_model(self._config.draft)
             self._draft.renderer.load(draft.config.model)
             vocab_size = len(self._draft.renderer.vocabulary)
             backend = CompositeBackend(backend, draft.load(self._clock, vocab_size))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from backends.clock import WallClock
 from backends.config import ConfiguredBackend
+from backends.conversion import with_local_model
 from backends.interface import (
     Backend,
     BackendError,
@@ -193,7 +194,7 @@ def _with_whole_cache(served: Config) -> ConfiguredBackend[TorchBackendConfig]:
 
 
 def _load(backend: ConfiguredBackend[Any]) -> Backend:
-    return backend.with_local_model().load(WallClock(), vocab_size=0)
+    return with_local_model(backend).load(WallClock(), vocab_size=0)
 
 
 def _compare(

@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from backends.checkpoint import local_model
+from backends.conversion import local_model
 from backends.errors import ModelLoadError
 from commands.eval.errors import EvalError
 from commands.eval.options import Pack

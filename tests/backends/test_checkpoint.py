@@ -23,8 +23,9 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils.quantization_config import GgufConfig
 
-from backends import checkpoint
-from backends.checkpoint import local_model, model_id
+from backends import conversion
+from backends.checkpoint import CACHE, model_id
+from backends.conversion import local_model
 from backends.errors import ModelLoadError
 from backends.torch_backend.config import Quantization
 from backends.torch_backend.errors import UnsupportedModelError
@@ -149,7 +150,7 @@ def test_a_second_start_reads_the_folder_without_gguf(tmp_path: Path, cache: Pat
     code = (
         "import sys; sys.modules['gguf'] = None\n"
         "from pathlib import Path\n"
-        "from backends.checkpoint import local_model\n"
+        "from backends.conversion import local_model\n"
         "print(local_model(sys.argv[1], Path(sys.argv[2])))\n"
         "assert 'transformers' not in sys.modules"
     )
@@ -355,4 +356,4 @@ def test_a_full_disk_is_reported(tmp_path: Path, cache: Path, monkeypatch: pytes
 
 
 def test_the_cache_is_beside_the_compiled_code() -> None:
-    assert checkpoint.GGUF_CACHE.parent == checkpoint.CACHE
+    assert conversion.GGUF_CACHE.parent == CACHE

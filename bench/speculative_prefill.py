@@ -36,6 +36,7 @@ from commands.eval.tasks.case import Case, LengthError
 from commands.eval.tasks.suite import TASKS, case_source
 from commands.shared.progress import ProgressLine
 from server.generation.speculative_prefill import num_kept_chunks, shortening
+from server.options.models import model_path
 from server.text.shortening import Passage, Shortening
 from server.text.tokenizer import FramedText, Tokenizer
 
@@ -282,9 +283,13 @@ def _plan(arguments: Sequence[str] | None) -> tuple[Plan, Path | None]:
     parser.add_argument("--out", type=Path, help="file for all answers as JSON")
     parser.add_argument("--serve-options", nargs=argparse.REMAINDER, default=[], help="of snapserve serve")
     options = parser.parse_args(arguments)
+    try:
+        model, draft = model_path(options.model), model_path(options.draft)
+    except ValueError as error:
+        parser.error(f"each model must be {error}")
     plan = Plan(
-        options.model,
-        options.draft,
+        model,
+        draft,
         options.length,
         options.cases,
         options.tasks,

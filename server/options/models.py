@@ -61,8 +61,8 @@ def named_model(name: str) -> str | None:
     return str(file) if name == SMOLLM2_NAME and file is not None else None
 
 
-def _model(value: str) -> str:
-    """Return a folder, file or hub id. Raises ValueError."""
+def model_path(value: str) -> str:
+    """Return the folder, file or hub id of a `--model`. Raises ValueError."""
     if value == DEMO:
         return str(DEMO_MODEL)
     if value == SMOLLM2:
@@ -77,4 +77,4 @@ def _model(value: str) -> str:
     return value
 
 
-Model = Annotated[str, AfterValidator(_model), Shown("MODEL")]
+Model = Annotated[str, AfterValidator(model_path), Shown("MODEL")]

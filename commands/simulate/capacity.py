@@ -142,15 +142,19 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
         try:
             fitting(sized[-1], DecodeShape(1, smallest))
         except DoesNotFitError as error:
-            sockets = f"{sized[-1].num_sockets} sockets of {options.machine}"
-            raise OptionError(
-                f"{options.model} on {sockets} {error}; --nodes, --weight-dtype int8 and --uses-ddr may help"
-            ) from error
+            raise _too_large(options, sized, error) from error
     found = [carry_most(candidate, load, limits, machine_file) for candidate in tried]
     carried = [one for one in found if one is not None and one.token_rate >= (options.min_rate or 0.0)]
     if not carried:
         raise OptionError(_unmet(options, sized, policies, load, [one for one in found if one is not None]))
     return carried
+
+
+def _too_large(options: PlanOptions, sized: Sequence[Deployment], error: DoesNotFitError) -> OptionError:
+    sockets = f"{sized[-1].num_sockets} sockets of {options.machine}"
+    return OptionError(
+        f"{options.model} on {sockets} {error}; --nodes, --weight-dtype int8 and --uses-ddr may help"
+    )
 
 
 def _choices(options: PlanOptions, deployment: Deployment, policy: Any, load: Load) -> Candidate:
@@ -176,7 +180,8 @@ def _unmet(
 ) -> str:
     """Return the limits that no deployment meets, each with the best value of one request alone.
 
-    If one request alone meets each of them, they are all named: none carries a load within them.
+    If one request alone meets each of them, they are all named: none carries a load within them. Raises
+    OptionError if no deployment has room for one.
     """
     alone: list[tuple[float, float]] = []
     for one in sized:
@@ -184,8 +189,10 @@ def _unmet(
             candidate = _choices(options, one, policy, load)
             try:
                 alone.append((candidate.prompt_seconds(load), candidate.step_seconds(load)))
-            except DoesNotFitError:
-                continue
+            except DoesNotFitError as error:
+                misfit = error
+    if not alone:
+        raise _too_large(options, sized, misfit)
     ttft, tpot = (min(values) for values in zip(*alone, strict=True))
     limits = (
         ("--max-ttft", options.max_ttft, ttft),
@@ -275,7 +282,7 @@ def _label(row: _Row) -> str:
 
 
 def _commands(options: PlanOptions, row: _Row, load: Load) -> list[str]:
-    """Return the flags of `serve`, and the `replay` that gives the same figures."""
+    """Return the flags of `serve`, and the `replay` whose rate is within a tenth, with other arrivals."""
     candidate = row.carried.candidate
     served = " --speculative-prefill-model DRAFT" if options.speculative_prefill_model is not None else ""
     lines = [f"snapserve serve --model MODEL{served} {_flags(_settings(options, row, load))}"]

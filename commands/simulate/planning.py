@@ -462,6 +462,8 @@ def fits(candidate: Candidate, load: Load) -> bool:
 def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Carried | None:
     """Return the greatest load within the limits, or None if even the lightest one breaks them."""
     bound = candidate.bound(load, limits)
+    if bound <= 0:
+        return None
     low, high = 0.0, 2 * _MOST * bound  # so that the first rate is the greatest
     count = candidate.num_requests(load, bound)
     found: ReplayRecord | None = None
@@ -501,27 +503,36 @@ def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: Machin
 
 
 def carry_most(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Carried | None:
-    """Return the greatest load over the numbers of slots, from the candidate's own by halves and doubles.
+    """Return what the fewest slots carry that carry nearly the most.
 
-    Fewer slots may carry nearly as much. Too many may carry less: all of them slow a step, and prompts that
+    The numbers of slots are the candidate's own, its halves and its doubles. Fewer slots may carry nearly as
+    much, or meet limits that more do not. Too many may carry less: all of them slow a step, and prompts that
     are read between the steps of more sequences.
     """
-    best = carry(candidate, load, limits, machine_file)
-    for factor in (0.5, 2.0):
-        start = best
-        while True:
-            count = int((best.candidate if best else candidate).num_slots * factor)
-            changed = replace(candidate, num_slots=count)
-            if count < 1 or not fits(changed, load):
-                break
-            found = carry(changed, load, limits, machine_file)
-            least = (_NEARLY if factor < 1 else 1 / _NEARLY) * (best.rate if best else 0.0)
-            if found is None or found.rate < least:
-                break
-            best = found
-        if best is not start:
+    tried: list[Carried] = []
+
+    def is_carried(num_slots: int) -> bool:
+        """Return whether these slots carry nearly the most of those that were tried."""
+        found = carry(replace(candidate, num_slots=num_slots), load, limits, machine_file)
+        if found is not None:
+            tried.append(found)
+        return found is not None and found.rate >= _NEARLY * max(one.rate for one in tried)
+
+    count = candidate.num_slots
+    while (is_carried(count) or not tried) and count > 1:
+        count //= 2
+    count = 2 * candidate.num_slots
+    while tried and fits(replace(candidate, num_slots=count), load):
+        most = max(one.rate for one in tried)
+        if not is_carried(count) or tried[-1].rate <= most:
             break
-    return best
+        count *= 2
+    most = max((one.rate for one in tried), default=0.0)
+    return min(
+        (one for one in tried if one.rate >= _NEARLY * most),
+        key=lambda one: one.candidate.num_slots,
+        default=None,
+    )
 
 
 def lighter(one: Carried, load: Load, limits: Limits, rate: float) -> Carried:

@@ -30,6 +30,7 @@ from commands.simulate.planning import (
     pareto,
 )
 from commands.simulate.switching import Switching
+from server.options.command_line import OptionError
 from tests.commands.simulate.test_command import json_of, simulate
 from tests.server.options.test_config import config_of
 
@@ -153,6 +154,32 @@ def test_fewer_slots_are_chosen_where_more_would_break_the_limits() -> None:
     assert most is not None
     assert most.candidate.num_slots < 128
     assert most.rate > 1.05 * given.rate
+
+
+@pytest.mark.parametrize(
+    ("mean_prompt", "mean_output", "limits", "num_slots"),
+    [
+        (200, 1000, Limits(max_tpot=0.0022), 32),  # twice the slots break the limit
+        (200, 1000, Limits(max_e2e=1.2), 64),  # so does a half of them
+        pytest.param(7800, 200, Limits(), 64, marks=pytest.mark.long),  # each half carries a little less
+    ],
+)
+def test_what_is_carried_is_nearly_the_most_of_all_numbers_of_slots(
+    mean_prompt: int, mean_output: int, limits: Limits, num_slots: int
+) -> None:
+    one = replace(candidate("sn40l", capacity=1024), num_slots=num_slots)
+    loaded, machine = load(mean_prompt, mean_output, 20), load_machine_file("sn40l")
+    most = carry_most(one, loaded, limits, machine)
+    each = [carry(replace(one, num_slots=2**power), loaded, limits, machine) for power in range(8)]
+    assert most is not None
+    assert None in each or limits == Limits()
+    assert most.rate >= 0.98 * max(found.rate for found in each if found is not None)
+
+
+def test_a_plan_whose_verifications_do_not_fit_is_refused() -> None:
+    drafts = ("--draft-model", "llama-3.2-1b", "--acceptance", "0.8", "--num-drafts", "10000")
+    with pytest.raises(OptionError, match="does not fit into SRAM"):
+        simulate("plan", "--sockets", "1", "--policy", "snapstream", *drafts)
 
 
 def test_a_plan_counts_the_prompts() -> None:

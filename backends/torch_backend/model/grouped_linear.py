@@ -104,23 +104,29 @@ def _fitted(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scales = (high - low) * (span / _MOST)
         scales, zero_points = _stored(scales, scales * (_MOST / 2) - centre)
         levels = _levels(groups, scales, zero_points)
-        # The scale and the zero point of the least squared error for these levels, then levels for them.
+        best = _nearer(best, groups, levels, scales, zero_points)
+        # The scale and the zero point of the least squared error for these levels, then levels for them. They
+        # are worse where the zero point is at the end of its range.
         mean_levels = levels.mean(0)
         spread = levels.square().mean(0) - mean_levels.square()
         products = (levels * groups).mean(0) - mean_levels * means
         scales = torch.where(spread > 0, products / spread, scales)
         scales, zero_points = _stored(scales, scales * mean_levels - means)
-        levels = _levels(groups, scales, zero_points)
-        errors = (levels - zero_points / STEPS).mul_(scales).sub_(groups).square_().sum(0)
-        fitted = (errors, levels.to(torch.uint8), scales, zero_points)
-        if best is None:
-            best = fitted
-        else:
-            is_better = errors < best[0]
-            best = tuple(torch.where(is_better, new, old) for new, old in zip(fitted, best, strict=True))
+        best = _nearer(best, groups, _levels(groups, scales, zero_points), scales, zero_points)
     assert best is not None
     _, levels, scales, zero_points = best
     return levels, scales.to(torch.bfloat16), zero_points.to(torch.uint8)
+
+
+def _nearer(
+    best: tuple[Tensor, ...] | None, groups: Tensor, levels: Tensor, scales: Tensor, zero_points: Tensor
+) -> tuple[Tensor, ...]:
+    """Return squared errors, levels, scales and zero points: for each group the best of two fits."""
+    errors = (levels - zero_points / STEPS).mul_(scales).sub_(groups).square_().sum(0)
+    fitted = (errors, levels.to(torch.uint8), scales, zero_points)
+    if best is None:
+        return fitted
+    return tuple(torch.where(errors < best[0], new, old) for new, old in zip(fitted, best, strict=True))
 
 
 def _stored(scales: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,6 +56,14 @@ def test_weights_are_near_and_those_of_16_levels_are_kept() -> None:
     assert torch.equal(dequantize_groups(quantize_in_groups(weight)), weight)
 
 
+def test_groups_of_one_sign_are_no_worse_than_with_even_levels() -> None:
+    weight = 5 + torch.rand(64, GROUP, generator=torch.Generator().manual_seed(0))
+    weight[32:] *= -1
+    error = dequantize_groups(quantize_in_groups(weight)) - weight
+    step = 6 / 15  # between 16 levels from 0 to 6
+    assert error.square().mean() < 1.2 * step**2 / 12
+
+
 @needs_kernels
 @pytest.mark.parametrize("sizes", [(64, 64), (96, 100), (1536, 40), (32, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -22,6 +22,7 @@ TIMEOUT: Final = 1.0  # seconds for which a command waits for another process's
 
 # `size` is before the contents, so that sums do not read them.
 _SCHEMA: Final = """
+PRAGMA secure_delete = ON;
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
 CREATE TABLE IF NOT EXISTS responses (
@@ -88,7 +89,7 @@ class SqliteResponses:
         return await self._run(self._get, owner, response_id)
 
     async def delete(self, owner: str, response_id: str) -> bool:
-        return await self._run(self._write, self._delete, owner, response_id)
+        return await self._run(self._delete_and_erase, owner, response_id)
 
     # Other replicas do not see what this one makes.
 
@@ -136,6 +137,16 @@ class SqliteResponses:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute("DELETE FROM responses WHERE deadline <= ?", (self._now(),))
             return work(*arguments)
+
+    def _delete_and_erase(self, owner: str, response_id: str) -> bool:
+        """Delete a response, and empty the log, which still has its contents."""
+        is_deleted = self._write(self._delete, owner, response_id)
+        if is_deleted:
+            try:
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            except sqlite3.Error as error:
+                logger.warning("the log of deleted responses could not be emptied: %s", error)
+        return is_deleted
 
     def _put(self, owner: str, response: StoredResponse) -> bool:
         execute = self._connection.execute

@@ -59,6 +59,23 @@ async def test_a_response_expires_while_no_server_runs(tmp_path: Path) -> None:
     await second.close()
 
 
+async def test_a_deleted_response_is_in_no_file(tmp_path: Path) -> None:
+    store = SqliteResponses(tmp_path / "responses.db", StorageLimits(), Observed())
+    for size in (1, 1000):  # in a page with others, and in pages of its own
+        secret = StoredResponse("resp_2", b"secret body " * size, b"secret items " * size)
+        assert await store.put("me", RESPONSE)
+        assert await store.put("me", secret)
+        assert b"secret" in contents(tmp_path)
+        assert await store.delete("me", "resp_2")
+        assert b"secret" not in contents(tmp_path)
+        assert await store.get("me", "resp_1") == RESPONSE
+    await store.close()
+
+
+def contents(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.iterdir())
+
+
 async def test_a_full_disk_stores_nothing_and_loses_nothing(tmp_path: Path) -> None:
     observed = Observed()
     store = SqliteResponses(tmp_path / "responses.db", StorageLimits(), observed)

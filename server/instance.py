@@ -39,6 +39,8 @@ from server.text.renderer import Renderer
 
 logger = logging.getLogger(__name__)
 
+STORING_TIME = 2.0  # seconds that `close` waits for background responses to be stored
+
 
 class Instance:
     """The parts of one server. `start` and what follows belong to one event loop."""
@@ -58,7 +60,7 @@ class Instance:
         )
         metrics.watch(self._engine)
         self._state = open_state(config.server, metrics)
-        services = Services(
+        self._services = services = Services(
             self._engine,
             self._renderer,
             self._grammars,
@@ -128,7 +130,11 @@ class Instance:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        await self._engine.close()
+        await self._engine.close()  # this ends background responses, which are then stored
+        if self._services.endings:
+            _, unstored = await asyncio.wait(self._services.endings, timeout=STORING_TIME)
+            if unstored:
+                logger.warning("%d background responses could not be stored", len(unstored))
         await self._state.close()
         self._renderer.close()
         if self._draft is not None:

@@ -1,6 +1,7 @@
 """The parts of the server that routes use."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from server.batches.service import Batches
@@ -48,3 +49,5 @@ class Services:
     state: SharedState
     batches: Batches | None = None
     draft: Draft | None = None  # None: prompts are read as they are
+    # Tasks that no request waits for, which use the state until they end.
+    endings: set[asyncio.Task[None]] = field(default_factory=set)

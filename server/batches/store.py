@@ -113,7 +113,8 @@ class BatchStore:
 
     def stalled_seconds(self) -> float:
         """Return the time since the last answer or new state of the unfinished batch where it is longest."""
-        return max((time.time() - change for change in self._last_changes.values()), default=0.0)
+        changes = list(self._last_changes.values())
+        return max(0.0, time.time() - min(changes)) if changes else 0.0  # 0 if the clock was set back
 
     async def refresh(self) -> None:
         """Read what other servers have done, and write for them how far this server is."""
@@ -197,9 +198,10 @@ class BatchStore:
         """Return when its record or its journal was last written. A restart of the server changes neither."""
         times = []
         for name in ("batch.json", *JOURNAL_FILES):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # missing, deleted, or a stale handle of a network disk
                 times.append((self.folder(batch_id) / name).stat().st_mtime)
-        return max(times, default=time.time())  # without any, another server has just deleted it
+        # Without any, the batch is mostly one that another server has just deleted.
+        return max(times, default=self._last_changes.get(batch_id, time.time()))
 
     def _progress_path(self, batch_id: str) -> Path:
         return self.folder(batch_id) / "progress.json"

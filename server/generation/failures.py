@@ -47,7 +47,7 @@ def as_api_error(error: Exception) -> ApiError:
         case DiskFullError():
             return disk_is_full()
         case StateError():
-            message = "The server cannot reach the state that its replicas share."
+            message = "The server cannot use the shared state of stored responses. Please try later."
             return unavailable("state_unavailable", message, RETRY_LATER)
     return internal_error()
 

@@ -165,11 +165,24 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
             ignore("echo")  # nothing is continued
         if self.n_probs and self.num_logprobs != self.n_probs:
             ignore("n_probs")
-        if self.thinking is not None:
-            wanted = self.wants_thinking if self.effort is None else self.effort != "none"
-            if self.thinking.is_enabled is None or self.thinking.is_enabled != wanted:
-                ignore("thinking")
+        self._report_switches()
         return self
+
+    def _report_switches(self) -> None:
+        """Report what asks for other reasoning than what decides."""
+        effort, reasoning, thinking = self.effort, self.reasoning, self.thinking
+        if reasoning is not None and effort is not None:
+            if reasoning.enabled is not None and reasoning.enabled != (effort != "none"):
+                ignore("reasoning.enabled")
+            if reasoning.effort not in (None, effort):
+                ignore("reasoning.effort")
+        if thinking is not None:
+            wanted = self.wants_thinking if effort is None else effort != "none"
+            is_followed = thinking.is_enabled is not None and thinking.is_enabled == wanted
+            if not is_followed and thinking.budget_tokens is None:
+                ignore("thinking")
+            elif not is_followed and thinking.type is not None:
+                ignore("thinking.type")  # the budget is another parameter, which counts
 
     @property
     def effort(self) -> Effort | None:

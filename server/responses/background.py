@@ -22,8 +22,10 @@ logger: Final = logging.getLogger(__name__)
 class BackgroundResponses:
     """The unfinished responses of this replica, by owner and id. A finished one is in the store."""
 
-    def __init__(self, store: Responses) -> None:
+    def __init__(self, store: Responses, endings: set[asyncio.Task[None]]) -> None:
+        """`endings` gets the task that stores each response's end, until it has."""
         self._store = store
+        self._endings = endings
         self._running: dict[tuple[str, str], _Running] = {}
 
     async def start(self, owner: str, response: ModelResponse, call: Call) -> None:
@@ -41,6 +43,8 @@ class BackgroundResponses:
         generating = asyncio.create_task(_generate(response, prepared))
         ending = asyncio.create_task(self._end(owner, response, prepared, generating))
         self._running[key] = _Running(response, generating, ending)
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
         ending.add_done_callback(lambda _: self._running.pop(key))
 
     def get(self, owner: str, response_id: str) -> ModelResponse | None:

@@ -32,7 +32,7 @@ PATH = "/v1/responses"
 def router(services: Services) -> APIRouter:
     routes = APIRouter()
     store = services.state.responses
-    background = BackgroundResponses(store)
+    background = BackgroundResponses(store, services.endings)
     services.metrics.watch_responses(store)
 
     def archive_of(request: Request) -> OwnedArchive:

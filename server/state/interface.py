@@ -1,8 +1,8 @@
 """What a request must find at every replica: its key's rate limits and turns, and stored responses.
 
 `MemoryState` has them in this process, and `SqliteState` has its stored responses in a file. `RedisState` has
-them where several replicas share them. A call raises `StateError` if the state cannot be reached, unless it
-says otherwise.
+them where several replicas share them. A call raises `StateError` if the state cannot be used, unless it says
+otherwise.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class StateError(Exception):
-    """The shared state cannot be reached."""
+    """The shared state cannot be used: Redis cannot be reached, or the file cannot be read or written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,38 @@ async def test_a_batch_that_stalls_beside_a_busy_one_is_seen_at_all_servers(tmp_
         assert there.store.stalled_seconds() < 60  # one that has ended does not count
 
 
+async def test_the_time_since_the_last_change_is_never_negative(tmp_path: Path) -> None:
+    with Batches(limits(tmp_path)) as here:
+        batch = await create(here, jsonl(LINES))
+        later = time.time() + 3600  # written before the clock was set back
+        for path in here.store.folder(batch.id).iterdir():
+            os.utime(path, (later, later))
+        await here.store.refresh()
+        assert here.store.stalled_seconds() == 0
+
+
+async def test_a_file_that_vanishes_keeps_the_time_of_the_last_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = Path.stat
+
+    def stale(path: Path, **options: bool) -> os.stat_result:
+        if path.parent.name == batch.id:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return stat(path, **options)
+
+    with Batches(limits(tmp_path)) as here:
+        batch = await create(here, jsonl(LINES))
+        an_hour_ago = time.time() - 3600
+        for path in here.store.folder(batch.id).iterdir():
+            os.utime(path, (an_hour_ago, an_hour_ago))
+        await here.store.refresh()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "stat", stale)
+            await here.store.refresh()
+        assert 3600 <= here.store.stalled_seconds() < 3660
+
+
 async def test_a_batch_that_cannot_expire_does_not_hide_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

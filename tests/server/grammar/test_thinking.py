@@ -115,6 +115,39 @@ def test_a_switch_that_does_not_decide_is_reported(
     assert answer["headers"]["x-ignored-parameters"] == "thinking"
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"thinking": {}}, "thinking"),
+        ({"thinking": {"budget_tokens": 5}}, None),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, "thinking.type"),
+        ({"thinking": {"type": "disabled", "budget_tokens": 5}, "reasoning_effort": "low"}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}, "reasoning_effort": "low"}, None),
+        ({"reasoning": {"enabled": True}, "reasoning_effort": "none"}, "reasoning.enabled"),
+        ({"reasoning": {"enabled": False}, "reasoning_effort": "high"}, "reasoning.enabled"),
+        ({"reasoning": {"enabled": True, "effort": "none"}}, "reasoning.enabled"),
+        ({"reasoning": {"enabled": False, "effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning.effort"),
+        ({"reasoning": {"enabled": True, "effort": "high"}, "reasoning_effort": "high"}, None),
+        ({"reasoning": {"enabled": False, "effort": "none"}}, None),
+    ],
+    ids=str,
+)
+def test_what_contradicts_is_reported_and_nothing_else(
+    thinker: RunningServer, options: dict[str, Any], names: str | None
+) -> None:
+    answer = ask(thinker, **options)
+    assert answer["headers"].get("x-ignored-parameters") == names
+
+
+@pytest.mark.parametrize("num_tokens", [5, 20])
+def test_a_budget_counts_without_a_known_type(thinker: RunningServer, num_tokens: int) -> None:
+    options = {"seed": 1, "chat_template_kwargs": {"enable_thinking": True}}
+    ours = ask(thinker, thinking_token_budget=num_tokens, **options)
+    theirs = ask(thinker, thinking={"type": "adaptive", "budget_tokens": num_tokens}, **options)
+    assert theirs["choices"] == ours["choices"]
+
+
 @pytest.mark.parametrize("name", ["thinking", "chat_template_kwargs.thinking", "reasoning.enabled"])
 def test_a_switch_of_what_is_no_reasoning_is_reported(running: RunningServer, name: str) -> None:
     outer, _, inner = name.partition(".")

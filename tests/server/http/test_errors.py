@@ -9,6 +9,7 @@ from server.engine.client import Health, HealthStatus, QueueFullError, Unavailab
 from server.generation.events import GenerationError
 from server.generation.failures import as_api_error
 from server.http.errors import ApiError
+from server.state.interface import StateError
 from server.text.renderer import Renderer
 from tests.server.serving import MODEL, serve, spec
 
@@ -79,6 +80,7 @@ def test_a_dead_engine_is_seen_by_everybody(renderer: Renderer) -> None:
         (UnavailableError(Health(HealthStatus.LOADING)), 503, "model_loading", True),
         (UnavailableError(Health(HealthStatus.DRAINING)), 503, "server_shutting_down", True),
         (UnavailableError(Health(HealthStatus.DEAD, "secret")), 503, "engine_dead", True),
+        (StateError("secret"), 503, "state_unavailable", True),
         (ValueError("secret"), 500, "internal_error", False),
         (KeyError("secret"), 500, "internal_error", False),
     ],
@@ -91,6 +93,11 @@ def test_exceptions(error: Exception, status: int, code: str, retry_after: bool)
         retry_after,
     )
     assert "secret" not in api_error.message
+
+
+def test_the_error_of_the_state_suits_redis_and_a_file() -> None:
+    message = as_api_error(StateError("disk I/O error")).message
+    assert message == "The server cannot use the shared state of stored responses. Please try later."
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -26,10 +27,12 @@ from backends.interface import (
     ScratchSpec,
 )
 from backends.torch_backend.compiled.code import CompiledCode
+from backends.torch_backend.compiled.trust import UntrustedError, make_private
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans, verifying_plan
+from backends.torch_backend.forward.stand_in import decoder_layers
 from backends.torch_backend.memory import fitting_length, with_sizes
 from backends.torch_backend.model.allocation import returning_memory
 from backends.torch_backend.model.experts import replace_experts
@@ -133,6 +136,7 @@ class TorchBackend:
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch, prefixes)
         self._prefill = Prefill(self._model, self._spec, self.prefixes)
         self._requires_compiled = config.require_compiled
+        self._compile_cache = config.compile_cache
         self._graphs: tuple[DecodeGraphs, ...] = ()
         self.compiled = self._compiled_code(config)
         is_compiled = self.compiled is not None or self._recorder is not None
@@ -287,8 +291,28 @@ class TorchBackend:
         limits = pool.spec.num_slots, self._spec.max_model_len, self._spec.max_decode_steps
         plans = idle_plans(pool.kinds, *limits, self._device)
         graphs = DecodeGraphs(lambda plan: self._decode_logits(pool, plan), pool.sampler, plans)
-        graphs.record(recorder)
+        with self._compiled_layers(pool):
+            graphs.record(recorder)
         return graphs
+
+    @contextmanager
+    def _compiled_layers(self, pool: TorchPool) -> Iterator[None]:
+        """Compile the model's layers on a GPU, for the steps that are captured meanwhile."""
+        if self._device.type == "cpu":
+            yield
+            return
+        from backends.torch_backend.torch_private.dynamo import compiled_layers
+
+        folder = self._compile_cache / "cuda"
+        try:
+            make_private(folder)
+        except (OSError, UntrustedError) as error:
+            logger.warning("captured steps run uncompiled, which is slower: %s", error)
+            yield
+            return
+        methods = "update", "store", "mix", "attend"
+        with compiled_layers(decoder_layers(self._model), pool.cache, methods, folder):
+            yield
 
     def _decode(self, batch: DecodeBatch) -> DecodedSteps:
         """Run the batch's steps, recorded ones if there are any for the plan's shape."""

@@ -37,9 +37,9 @@ class Quantization(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TorchBackendConfig(BackendConfig):
-    """Decode steps of a compiled backend run on CUDA as graphs that are captured at warm-up. On a CPU they
-    run as code that is read from `compile_cache`, or compiled in the background; with `require_compiled`,
-    during warm-up.
+    """Decode steps of a compiled backend run on CUDA as graphs that are captured at warm-up, of layers that
+    torch compiles. On a CPU they run as code that is read from `compile_cache`, or compiled in the
+    background; with `require_compiled`, during warm-up.
     """
 
     device: DeviceName = DeviceName.AUTO
@@ -74,11 +74,11 @@ class TorchOptions(OptionGroup):
     """How linear layers compute: int8 halves their weights, w8a8 multiplies in int8 too, int4 leaves 0.3 of
     them, or half of the output layer and of experts. What they cost: performance.md."""
     compile: bool = True
-    """Whether decode steps run as CUDA graphs on a GPU, captured before the server is ready, and on a CPU as
-    code compiled for it, in the background."""
+    """Whether decode steps run as CUDA graphs on a GPU, compiled and captured before the server is ready, and
+    on a CPU as code compiled for it, in the background."""
     compile_cache: Annotated[Path, AfterValidator(_folder), Shown("FOLDER", default="~/.cache/snapserve")] = (
         DEFAULT_COMPILE_CACHE
     )
-    """Where the code for the CPU is stored. What another user owns, or could have written, is not loaded."""
+    """Where compiled code is stored. What another user owns, or could have written, is not loaded."""
     require_compiled: bool = False
     """Whether the server is ready only once decode is compiled, and ends if it cannot be."""

@@ -21,6 +21,7 @@ from backends.torch_backend.forward.step import (
     ScratchStep,
     Step,
 )
+from backends.torch_backend.model import fused_attention
 from backends.torch_backend.model.attention import AttentionOptions, grouped_attention
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.model.recurrent import Mix, RowStates, mix_live_rows
@@ -457,6 +458,12 @@ class ModelCache(Cache):
                 softcap=options.softcap,
                 sinks=options.sinks,
             )
+        is_causal = kind.last_seen is not None
+        has_window = cache_layer.kind.sliding_window is not None
+        if is_causal and not has_window and fused_attention.fits_prompt(query, key, value, options):
+            return fused_attention.prompt_attention(query, key, value, options)
+        if not is_causal and fused_attention.fits_decode(query, key, value, kind.bias):
+            return fused_attention.decode_attention(query, key, value, kind.bias, options)
         return grouped_attention(
             query,
             key,
@@ -465,5 +472,5 @@ class ModelCache(Cache):
             scaling=options.scaling,
             softcap=options.softcap,
             sinks=options.sinks,
-            is_causal=kind.last_seen is not None,
+            is_causal=is_causal,
         )

@@ -40,14 +40,20 @@ SAMPLINGS = (
 )
 
 
-def _unrecorded(_: Recordable) -> Recordable:
+def unrecorded(_: Recordable) -> Recordable:
     raise RuntimeError("nothing is recorded")
 
 
-def _open(path: str, policy: PolicyOptions, recorder: Recorder) -> TorchBackend:
+def open_recorded(
+    path: str,
+    policy: PolicyOptions,
+    recorder: Recorder,
+    device: DeviceName = DeviceName.CPU,
+    dtype: DtypeName = DtypeName.FLOAT32,
+) -> TorchBackend:
     pools = (PoolOptions(5, policy),)
     config = TorchBackendConfig(
-        path, device=DeviceName.CPU, dtype=DtypeName.FLOAT32, pools=pools, max_model_len=300, prefill_chunk=32
+        path, device=device, dtype=dtype, pools=pools, max_model_len=300, prefill_chunk=32
     )
     backend = TorchBackend(config, recorder=recorder)
     backend.warmup()
@@ -66,7 +72,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def _serve(backend: TorchBackend) -> list[Request]:
+def serve_all(backend: TorchBackend) -> list[Request]:
     """Sequences join until the largest shape is full, with every kind of draw, in short and long launches."""
     driver = Driver(backend, 32)
     lengths = (3, 150, 20, 235, 60)
@@ -96,12 +102,12 @@ def test_tokens_are_those_of_unrecorded_steps(
 ) -> None:
     recorder = ReplayRecorder()
     recorded, plain = (
-        _open(checkpoints[model], POLICIES[policy], choice) for choice in (recorder, _unrecorded)
+        open_recorded(checkpoints[model], POLICIES[policy], choice) for choice in (recorder, unrecorded)
     )
     num_recorded = recorder.num_recorded
     assert recorded.num_recorded == num_recorded > 0
     monkeypatch.setattr(recorded, "_decode_unrecorded", None)  # every shape is recorded
-    outputs = [[request.outputs for request in _serve(backend)] for backend in (recorded, plain)]
+    outputs = [[request.outputs for request in serve_all(backend)] for backend in (recorded, plain)]
     assert outputs[0] == outputs[1]
     assert recorder.num_recorded == num_recorded, "nothing is recorded for a request"
     assert recorder.num_replayed > 0
@@ -117,11 +123,11 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(
             return super().__call__(step)
 
     with caplog.at_level(logging.WARNING):
-        backend = _open(checkpoints["llama"], POLICIES["snapstream"], recorder := Refusal())
+        backend = open_recorded(checkpoints["llama"], POLICIES["snapstream"], recorder := Refusal())
     assert "not permitted" in caplog.text
     requests, plain = (
-        _serve(backend),
-        _serve(_open(checkpoints["llama"], POLICIES["snapstream"], _unrecorded)),
+        serve_all(backend),
+        serve_all(open_recorded(checkpoints["llama"], POLICIES["snapstream"], unrecorded)),
     )
     assert [request.outputs for request in requests] == [request.outputs for request in plain]
     assert recorder.num_replayed == backend.num_recorded == 0
@@ -161,7 +167,7 @@ def test_the_recorder_refuses_what_a_cuda_graph_would(waits: Callable[[], object
 
 def test_each_entry_is_read_once_in_place(checkpoints: dict[str, str]) -> None:
     """A decode step makes one product of each layer's keys and one of its values, and no copy of them."""
-    backend = _open(checkpoints["llama"], POLICIES["snapstream"], recorder := ReplayRecorder())
+    backend = open_recorded(checkpoints["llama"], POLICIES["snapstream"], recorder := ReplayRecorder())
     for layer in backend.pools[0].cache.layers:
         keys, values = (readers(recorder.records[0], plane) for plane in layer.slots.planes)
         assert (keys, values) == (["baddbmm.default"], ["bmm.default"])

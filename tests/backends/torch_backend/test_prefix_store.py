@@ -72,10 +72,11 @@ def open_drive(
     scratch_capacity: int | None = None,
     prefix_cache_bytes: int = 1 << 20,
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO,
+    device: DeviceName = DeviceName.CPU,
 ) -> Drive:
     config = TorchBackendConfig(
         str(save_checkpoint(architecture, folder)),
-        device=DeviceName.CPU,
+        device=device,
         dtype=dtype,
         quantization=quantization,
         pools=(PoolOptions(2, policy, kv_cache_dtype=kv_cache_dtype),),

@@ -1,0 +1,238 @@
+"""On a CUDA device: captured steps draw exactly what eager ones draw, and the tokens that the CPU draws."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from backends.interface import PrefillShape
+from backends.torch_backend import prefix_store, spec
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, DtypeName, Quantization, TorchBackendConfig
+from backends.torch_backend.cuda_graphs import CudaRecorder
+from backends.torch_backend.errors import UnsupportedModelError
+from backends.torch_backend.model import fused_attention
+from backends.torch_backend.model.attention import MASKED, AttentionOptions, grouped_attention
+from cache.policy_options import PolicyOptions
+from cache.pool_options import KVCacheDtype, PoolOptions
+from tests.backends.checkpoints import save_checkpoint
+from tests.backends.driver import GREEDY, Driver, Request
+from tests.backends.families import FAMILIES, save_tiny, tiny_config
+from tests.backends.oracle import random_prompt
+from tests.backends.torch_backend.test_cuda_graphs import POLICIES, open_recorded, serve_all, unrecorded
+from tests.backends.torch_backend.test_prefix_store import BLOCK, SNAPSTREAM, check_hit, open_drive, prompt_of
+from tests.e2e.process import Server, serve
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+OBSERVED = replace(GREEDY, num_logprobs=1)
+
+
+def _check_same(actual: Sequence[Request], expected: Sequence[Request], tolerance: float = 1e-3) -> None:
+    """Compare tokens, and log-probabilities in nats: two devices add in different orders."""
+    for request, oracle in zip(actual, expected, strict=True):
+        assert request.tokens == oracle.tokens
+        for token, other in zip(request.outputs[0], oracle.outputs[0], strict=True):
+            assert token.logprob == pytest.approx(other.logprob, abs=tolerance)
+
+
+def _open(
+    folder: Path,
+    device: DeviceName,
+    quantization: Quantization = Quantization.NONE,
+    kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO,
+    policy: PolicyOptions = POLICIES["full"],
+    *,
+    is_captured: bool = False,
+) -> TorchBackend:
+    backend = TorchBackend(
+        TorchBackendConfig(
+            str(folder),
+            device=device,
+            dtype=DtypeName.FLOAT32,
+            quantization=quantization,
+            pools=(PoolOptions(2, policy, kv_cache_dtype=kv_cache_dtype),),
+            max_model_len=256,
+            prefill_chunk=32,
+            compile=is_captured,
+        )
+    )
+    backend.warmup()
+    return backend
+
+
+def _continue(backend: TorchBackend, *lengths: int) -> list[Request]:
+    requests = [
+        Request(random_prompt(length), slots=(slot,), sampling=OBSERVED)
+        for slot, length in enumerate(lengths)
+    ]
+    Driver(backend, 32).run(*requests, num_tokens=13, steps_a_launch=4)
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("model", "policy"),
+    [
+        *(("llama", policy) for policy in POLICIES),
+        *((model, "snapstream") for model in ("gemma2", "lfm2", "falcon-h1", "qwen3-next")),
+    ],
+)
+def test_captured_steps_draw_what_the_cpu_draws(
+    model: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(save_checkpoint(model, tmp_path))
+    recorder = CudaRecorder(torch.device("cuda"))
+    captured = open_recorded(path, POLICIES[policy], recorder, DeviceName.CUDA)
+    assert captured.num_recorded > 0
+    monkeypatch.setattr(captured, "_decode_unrecorded", None)
+    _check_same(serve_all(captured), serve_all(open_recorded(path, POLICIES[policy], unrecorded)))
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "deepseek-v2"])
+def test_experts_in_bfloat16_are_captured(model: str, tmp_path: Path) -> None:
+    """torch sends the experts' offsets to the host for float32, and for bfloat16 it does not."""
+    path = str(save_checkpoint(model, tmp_path))
+    options = POLICIES["snapstream"], CudaRecorder(torch.device("cuda")), DeviceName.CUDA, DtypeName.BFLOAT16
+    captured = open_recorded(path, *options)
+    assert captured.num_recorded > 0
+    assert all(len(request.tokens) > 10 for request in serve_all(captured))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_type_of_model(model_type: str, tmp_path: Path) -> None:
+    save_tiny(tiny_config(model_type), tmp_path)
+    try:
+        oracle = _open(tmp_path, DeviceName.CPU)
+    except UnsupportedModelError as error:
+        with pytest.raises(UnsupportedModelError, match=str(error)[:20]):
+            _open(tmp_path, DeviceName.CUDA)
+        return
+    _check_same(_continue(_open(tmp_path, DeviceName.CUDA), 29, 5), _continue(oracle, 29, 5))
+
+
+@pytest.mark.parametrize("quantization", Quantization)
+def test_quantised_weights(quantization: Quantization, tmp_path: Path) -> None:
+    folder = save_checkpoint("llama", tmp_path)
+    backend, oracle = (_open(folder, device, quantization) for device in (DeviceName.CUDA, DeviceName.CPU))
+    _check_same(_continue(backend, 60, 5), _continue(oracle, 60, 5), 0.05)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_slots_in_8_bits(policy: str, tmp_path: Path, *, is_captured: bool) -> None:
+    folder = save_checkpoint("llama", tmp_path)
+    in_8_bits = KVCacheDtype.INT8
+    backend = _open(
+        folder,
+        DeviceName.CUDA,
+        kv_cache_dtype=in_8_bits,
+        policy=POLICIES[policy],
+        is_captured=is_captured,
+    )
+    assert (backend.num_recorded > 0) == is_captured
+    oracle = _open(folder, DeviceName.CPU, kv_cache_dtype=in_8_bits, policy=POLICIES[policy])
+    _check_same(_continue(backend, 150, 5), _continue(oracle, 150, 5), 0.02)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_a_stored_prompt_is_restored(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_store, "BLOCK_TOKENS", BLOCK)
+    monkeypatch.setattr(spec, "prefill_shapes", lambda _config, _max_len: (PrefillShape(1, BLOCK),))
+    check_hit(open_drive(tmp_path, SNAPSTREAM, architecture, device=DeviceName.CUDA), prompt_of(60), 56)
+
+
+def _attention_inputs(
+    rows: int, num_queries: int, heads: tuple[int, int], width: int, entries: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return queries, and keys and values as views of longer slots."""
+    num_heads, num_kv_heads = heads
+    query = torch.randn(rows, num_heads, num_queries, width, device="cuda")
+    slots = torch.randn(2, rows, num_kv_heads, entries + 3, width, device="cuda")
+    return query, slots[0, :, :, :entries], slots[1, :, :, :entries]
+
+
+def _difference(output: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((output.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "width", "entries", "softcap", "has_sinks"),
+    [
+        ((4, 2), 16, 700, None, False),
+        ((8, 2), 24, 513, 30.0, False),
+        ((8, 8), 64, 300, None, True),
+        ((32, 8), 128, 8192, None, False),
+        ((8, 1), 256, 1024, 50.0, True),
+        ((64, 1), 64, 40, None, False),
+    ],
+)
+def test_the_kernel_of_decode(
+    heads: tuple[int, int],
+    width: int,
+    entries: int,
+    softcap: float | None,
+    has_sinks: bool,
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(1)
+    query, key, value = (part.to(dtype) for part in _attention_inputs(3, 1, heads, width, entries))
+    is_live = torch.rand(3, 1, entries, device="cuda") < 0.5
+    is_live[1] = torch.arange(entries, device="cuda") == 3  # the other parts are not read
+    is_live[2] = False  # a slot without a token
+    bias = torch.zeros(is_live.shape, device="cuda").masked_fill(~is_live, MASKED)
+    sinks = torch.randn(heads[0], device="cuda") if has_sinks else None
+    options = AttentionOptions(width**-0.5, softcap, sinks)
+    assert fused_attention.fits_decode(query, key, value, bias)
+    output = fused_attention.decode_attention(query, key, value, bias, options)
+    expected = grouped_attention(
+        query.double(), key.double(), value.double(), bias.double(), scaling=options.scaling,
+        softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+    assert output.isfinite().all()
+    assert _difference(output[:2], expected[:2]) < (1e-5 if dtype is torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("num_queries", [2, 100, 512])
+def test_the_kernel_of_prompts(num_queries: int) -> None:
+    torch.manual_seed(1)
+    query, key, value = (part.bfloat16() for part in _attention_inputs(1, num_queries, (8, 2), 128, 700))
+    options = AttentionOptions(128**-0.5)
+    assert fused_attention.fits_prompt(query, key, value, options)
+    entry = torch.arange(700, device="cuda")
+    is_seen = entry <= entry[-num_queries:, None]
+    bias = torch.zeros(is_seen.shape, device="cuda").masked_fill(~is_seen, MASKED)[None]
+    expected = grouped_attention(
+        query.double(), key.double(), value.double(), bias.double(), scaling=options.scaling
+    )
+    assert _difference(fused_attention.prompt_attention(query, key, value, options), expected) < 1e-2
+
+
+def _answer(server: Server, name: str) -> str:
+    body = {
+        "messages": [{"role": "user", "content": f"{name} keeps a falcon. Who keeps a falcon?"}],
+        "max_tokens": 20,
+        "temperature": 0,
+    }
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def test_a_server_answers_as_on_the_cpu(tmp_path: Path) -> None:
+    names = ("Ada", "Boris", "Clara")
+    answers = []
+    for device in ("cuda", "cpu"):
+        with serve("--device", device, "--dtype", "float32", log=tmp_path / device) as server:
+            answers.append([_answer(server, name) for name in names])
+    assert answers[0] == answers[1]
+    with serve("--device", "cuda", "--compile", log=tmp_path / "compiled") as server:
+        assert all(_answer(server, name) for name in names)
+    assert "recorded" in (tmp_path / "compiled").read_text()

@@ -5,8 +5,8 @@
 #     docker build -t snapserve .
 #     docker run --rm -p 127.0.0.1:8000:8000 -v snapserve:/cache --read-only snapserve
 #
-# For NVIDIA GPUs, build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg COMPILER=. The base
-# image needs Python 3.11 or newer with its venv module and headers, apt-get and useradd. Each option of the server has an
+# For NVIDIA GPUs, build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg COMPILER="gcc libc6-dev".
+# The base image needs Python 3.11 or newer with its venv module and headers, apt-get and useradd. Each option of the server has an
 # environment variable: docs/reference/configuration.md.
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim
 
@@ -41,10 +41,11 @@ FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="snapserve" \
       org.opencontainers.image.description="OpenAI-compatible LLM inference over fixed-size, SnapStream-compressed KV-cache slots" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Debian packages of a C++ compiler. Without one, decode on CPUs runs the package's kernels as traced. The C and link-time compilers are deleted.
+# Debian packages of a compiler: C++ for CPUs, C for GPUs. Without one, decode runs the package's kernels as traced. What g++ has beside C++ is deleted.
 ARG COMPILER=g++
 RUN [ -z "${COMPILER}" ] || { apt-get update && apt-get install --yes --no-install-recommends ${COMPILER} \
-    && apt-get clean && rm -rf /var/lib/apt/lists/* && find /usr/lib/gcc -type f '(' -name cc1 -o -name lto1 ')' -delete; }
+    && apt-get clean && rm -rf /var/lib/apt/lists/* \
+    && { [ "${COMPILER}" != g++ ] || find /usr/lib/gcc -type f '(' -name cc1 -o -name lto1 ')' -delete; }; }
 # A fixed, unprivileged user. All files written at run time (downloaded and converted models, compiled code) are in its home, a volume, so
 # the root file system can be read-only.
 RUN groupadd --gid 10001 snapserve && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin snapserve \

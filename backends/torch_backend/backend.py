@@ -28,14 +28,14 @@ from backends.interface import (
 )
 from backends.torch_backend.compiled.code import CompiledCode
 from backends.torch_backend.compiled.trust import UntrustedError, make_private
-from backends.torch_backend.config import TorchBackendConfig
+from backends.torch_backend.config import Quantization, TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans, verifying_plan
 from backends.torch_backend.forward.stand_in import decoder_layers
 from backends.torch_backend.memory import fitting_length, with_sizes
 from backends.torch_backend.model.allocation import returning_memory
-from backends.torch_backend.model.experts import replace_experts
+from backends.torch_backend.model.experts import has_experts, replace_experts
 from backends.torch_backend.model.fingerprint import fingerprint
 from backends.torch_backend.model.induction import measure_induction
 from backends.torch_backend.model.latent import replace_latent_attention
@@ -110,8 +110,12 @@ class TorchBackend:
             if config.max_model_len is None:
                 max_model_len = fitting_length(config, layers, max_model_len, self._device)
             name += settle_frequencies(self._model, max_model_len)
-            if self._recorder is None:  # which operations replaced experts run depends on the choice
+            # Which operations replaced experts run depends on the choice of experts: no step is recorded.
+            replaces_experts = self._recorder is None and self._device.type == "cpu"
+            if replaces_experts:
                 replace_experts(self._model, self._kernels, config.quantization)
+            elif config.quantization is not Quantization.NONE and has_experts(self._model):
+                logger.warning("experts keep their type: --quantization %s is for CPUs", config.quantization)
             replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
         _check_cache_dtypes(config, layers, self._model.config.model_type)
         _check_draft(config, layers, max_model_len)

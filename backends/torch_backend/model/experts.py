@@ -177,7 +177,7 @@ class Experts(nn.Module):
 
 
 def replace_experts(model: PreTrainedModel, kernels: Kernels, quantization: Quantization) -> None:
-    """Replace a model's experts on a CPU. Those with an unknown activation stay transformers' own."""
+    """Replace the experts of a model on a CPU. Those with an unknown activation stay transformers' own."""
     # Names: a list of the modules would hold every weight until the last one is replaced.
     places = [
         (module, name)
@@ -189,12 +189,16 @@ def replace_experts(model: PreTrainedModel, kernels: Kernels, quantization: Quan
     for module, name in places:
         experts: Any = module.get_submodule(name)
         activation = _activation(experts)
-        if activation is not None and experts.down_proj.device.type == "cpu":
+        if activation is not None:
             replacement = Experts(experts, activation, kernels, quantization)
             setattr(module, name, replacement)
             num_bytes += replacement.first.nbytes + replacement.second.nbytes
     if num_bytes and quantization is not Quantization.NONE:
         logger.info("the experts of %d layers have int8 weights: %.1f MB", len(places), num_bytes / 1e6)
+
+
+def has_experts(model: PreTrainedModel) -> bool:
+    return any(hasattr(module, "is_concatenated") for module in model.modules())
 
 
 def _activation(module: Any) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from backends.clock import VirtualClock
 from backends.interface import BackendUnusableError
 from backends.torch_backend.backend import TorchBackend
-from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.config import DeviceName, DtypeName, Quantization, TorchBackendConfig
 from backends.torch_backend.cuda_graphs import Recordable, Recorder
 from backends.torch_backend.pending import Outcome, Running
 from cache.policy import PolicyName
@@ -50,10 +50,17 @@ def open_recorded(
     recorder: Recorder,
     device: DeviceName = DeviceName.CPU,
     dtype: DtypeName = DtypeName.FLOAT32,
+    quantization: Quantization = Quantization.NONE,
 ) -> TorchBackend:
     pools = (PoolOptions(5, policy),)
     config = TorchBackendConfig(
-        path, device=device, dtype=dtype, pools=pools, max_model_len=300, prefill_chunk=32
+        path,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        pools=pools,
+        max_model_len=300,
+        prefill_chunk=32,
     )
     backend = TorchBackend(config, recorder=recorder)
     backend.warmup()
@@ -131,6 +138,15 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(
     )
     assert [request.outputs for request in requests] == [request.outputs for request in plain]
     assert recorder.num_replayed == backend.num_recorded == 0
+
+
+@pytest.mark.parametrize(("model", "is_warned"), [("deepseek-v3", True), ("llama", False)])
+def test_experts_that_are_not_quantised_are_reported(
+    model: str, checkpoints: dict[str, str], caplog: pytest.LogCaptureFixture, *, is_warned: bool
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        open_recorded(checkpoints[model], POLICIES["full"], ReplayRecorder(), quantization=Quantization.INT8)
+    assert ("experts keep their type" in caplog.text) == is_warned
 
 
 def test_a_running_step_is_waited_for_and_its_failure_is_raised() -> None:

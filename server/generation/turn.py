@@ -345,16 +345,18 @@ def _template_variables(request: TurnRequest, chat_format: ChatFormat) -> Mappin
             hints["verbosity"] = request.verbosity
         elif request.verbosity != "medium":
             ignore(request.verbosity_param)
-    for name, value in request.template_options.items():
+    given = request.template_options
+    for name, value in given.items():
         if chat_format.uses(name):
             continue
         # Templates name the switch differently: SGLang's clients send `thinking` or both.
         is_switch = name in _REASONING_SWITCHES and isinstance(value, bool)
         switches = chat_format.thinking_options(bool(value)) if is_switch else {}
         hints |= switches
-        if not switches:
+        # The template's own name for the switch counts.
+        if all(given.get(switch, value) is not value for switch in switches):
             ignore(f"chat_template_kwargs.{name}")
-    return {**hints, **request.template_options}
+    return {**hints, **given}
 
 
 def _effort_variables(effort: Effort, param: str, chat_format: ChatFormat) -> Mapping[str, object]:

@@ -85,7 +85,7 @@ def test_an_effort_turns_the_templates_switch(
         ({"reasoning": {"enabled": True}}, 60),
         ({"reasoning": {"max_tokens": 99}}, 60),
         ({"chat_template_kwargs": {"thinking": True}}, 60),
-        ({"chat_template_kwargs": {"thinking": True, "enable_thinking": False}}, 0),
+        ({"chat_template_kwargs": {"thinking": False, "enable_thinking": False}}, 0),
         ({"thinking": {"type": "disabled"}}, 0),
         ({"reasoning_effort": "low", "chat_template_kwargs": {"thinking": False}}, 0),
     ],
@@ -146,6 +146,12 @@ def test_a_budget_counts_without_a_known_type(thinker: RunningServer, num_tokens
     ours = ask(thinker, thinking_token_budget=num_tokens, **options)
     theirs = ask(thinker, thinking={"type": "adaptive", "budget_tokens": num_tokens}, **options)
     assert theirs["choices"] == ours["choices"]
+
+
+def test_of_two_switches_that_differ_the_templates_own_counts(thinker: RunningServer) -> None:
+    answer = ask(thinker, chat_template_kwargs={"thinking": True, "enable_thinking": False})
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+    assert answer["headers"]["x-ignored-parameters"] == "chat_template_kwargs.thinking"
 
 
 @pytest.mark.parametrize("name", ["thinking", "chat_template_kwargs.thinking", "reasoning.enabled"])

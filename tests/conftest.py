@@ -1,6 +1,7 @@
 """Options and limits of every test."""
 
 import functools
+import gc
 import os
 import ssl
 from collections.abc import Generator, Iterator
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         items[:] = [item for item in items if item.get_closest_marker("long") is None]
         config.hook.pytest_deselected(items=long)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported so far out of garbage collections: each backend that is opened runs one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

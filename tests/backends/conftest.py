@@ -18,19 +18,8 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def built_kernels(compile_cache: Path) -> Path:
     """The kernels, where a backend will look for them."""
-    from backends.torch_backend.compiled.build import (
-        KERNELS,
-        code_folder,
-    )  # tests of other backends need no torch
-    from backends.torch_backend.compiled.trust import make_private, seal
-    from backends.torch_backend.native.kernels import build_kernels
+    from tests.backends.kernels import kernels_in  # tests of other backends need no torch
 
     if "TESTED_KERNELS" in os.environ:  # of another instruction set
         return Path(os.environ["TESTED_KERNELS"])
-    path = code_folder(compile_cache) / KERNELS
-    make_private(path.parent)
-    if not path.exists():
-        draft = path.with_name(f"{KERNELS}.draft-{os.getpid()}")
-        build_kernels(draft)
-        seal(draft, path)
-    return path
+    return kernels_in(compile_cache)

@@ -1,5 +1,6 @@
-"""Commands are tested against the server of the server's own tests."""
+"""Commands are tested against the server of the server's own tests, with the kernels of the backends'."""
 
+from tests.backends.conftest import built_kernels, compile_cache
 from tests.server.conftest import renderer, running
 
-__all__ = ["renderer", "running"]
+__all__ = ["built_kernels", "compile_cache", "renderer", "running"]

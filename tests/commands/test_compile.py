@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from backends.torch_backend.compiled.build import code_folder
 from backends.torch_backend.native.kernels import kernels_are_supported
 from commands.cli import main
 from tests.backends.checkpoints import save_checkpoint
+from tests.backends.kernels import copy_kernels
 from tests.paths import DEMO_MODEL
 
 
@@ -22,11 +24,12 @@ def test_only_torch_compiles(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
-def test_a_second_call_finds_what_the_first_one_compiled(tmp_path: Path) -> None:
+def test_a_second_call_finds_what_the_first_one_compiled(tmp_path: Path, built_kernels: Path) -> None:
     model = save_checkpoint("llama", tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).write_bytes((DEMO_MODEL / name).read_bytes())
     cache = tmp_path / "cache"
+    copy_kernels(built_kernels, code_folder(cache))  # they take the longest
     command = [sys.executable, "-m", "server", "compile", "--model", str(model), "--max-model-len", "128"]
     files: list[list[Path]] = []
     for compiler in ("g++", "no-such-compiler", "g++"):

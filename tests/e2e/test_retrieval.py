@@ -11,7 +11,7 @@ from tests.e2e.process import Server
 LENGTHS = (512, 1024, 2048, 3072, 4096)  # tokens of a document
 
 
-@pytest.mark.parametrize("num_cases", [20, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_cases", [20, pytest.param(60, marks=pytest.mark.long)])
 def test_full_policy_retrieves_from_documents_of_up_to_4096_tokens(
     full_server: Server, count_tokens: Callable[[str], int], num_cases: int
 ) -> None:
@@ -20,7 +20,7 @@ def test_full_policy_retrieves_from_documents_of_up_to_4096_tokens(
     assert num_exact(full_server.url, cases) >= 0.95 * num_cases
 
 
-@pytest.mark.parametrize("num_cases", [2, pytest.param(24, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_cases", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_small_slots_retrieve_facts_within_reach_of_the_ring(
     small_slot_server: Server, count_tokens: Callable[[str], int], num_cases: int
 ) -> None:

@@ -49,16 +49,24 @@ def test_attending_to_all_differs_from_full_by_rounding_alone(tmp_path: Path, ar
 @pytest.mark.long
 def test_compiled_steps_choose_the_same_tokens(tmp_path: Path, compile_cache: Path) -> None:
     """But for the query, which the kernel rounds to 8 bits. Two pools differ in a number of the graph."""
-    path = save_checkpoint("llama", tmp_path, seed=1)
-    few = replace(ALL, num_attended=8)
-    for policy in (few, ALL):
-        requests = [Request(random_prompt(length, seed=4), sampling=OBSERVED) for length in (100, 100)]
-        for request, cache in zip(requests, (None, compile_cache), strict=True):
-            backend = open_backend(path, policy, MAX_MODEL_LEN, compile_cache=cache)
-            assert (backend.compiled is None) == (cache is None)
-            if backend.compiled is not None:
-                assert backend.compiled.steps[0].are_used
-            Driver(backend, chunk=32).run(request, num_tokens=3)
+    config = TorchBackendConfig(
+        str(save_checkpoint("llama", tmp_path, seed=1)),
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
+        pools=(PoolOptions(4, replace(ALL, num_attended=8), "few"), PoolOptions(4, ALL, "all")),
+        max_model_len=MAX_MODEL_LEN,
+        prefill_chunk=32,
+        compile_cache=compile_cache,
+    )
+    plain, compiled = (TorchBackend(replace(config, compile=is_compiled)) for is_compiled in (False, True))
+    assert compiled.compiled is not None
+    compiled.warmup()
+    compiled.compiled.wait()
+    assert all(step.are_used for step in compiled.compiled.steps)
+    for pool in range(2):
+        requests = [Request(random_prompt(100, seed=4), sampling=OBSERVED) for _ in range(2)]
+        for request, backend in zip(requests, (plain, compiled), strict=True):
+            Driver(backend, 32, pool).run(request, num_tokens=3)
         [expected], [found] = (request.outputs for request in requests)
         for token, other in zip(expected, found, strict=True):
             assert token.logprob == pytest.approx(other.logprob, abs=0.2)

@@ -5,7 +5,6 @@ That its tokens are right is shown in `test_exact_*`.
 
 import logging
 import os
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from backends.torch_backend.compiled.code import CompiledCode
 from backends.torch_backend.compiled.layer_function import LayerFunction
 from backends.torch_backend.compiled.layers import DecodeCall, GraphedLayer
 from backends.torch_backend.compiled.trace import GraphError, GraphSource, InputSpec, chain, trace
-from backends.torch_backend.compiled.trust import make_private
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.errors import ModelLoadError
 from backends.torch_backend.forward.cache import ModelCache
@@ -38,6 +36,7 @@ from commands.eval.options import EVAL_MODEL
 from server.options.models import DEMO_MODEL
 from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
+from tests.backends.kernels import copy_kernels
 from tests.backends.oracle import random_prompt
 
 pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
@@ -78,11 +77,10 @@ def _start_to_build(backend: TorchBackend) -> None:
         assert backend.use_idle_time()
 
 
-def copy_kernels(built: Path, folder: Path) -> None:
-    """Copy kernels with their checksum, to where a backend looks for them."""
-    make_private(folder)
-    for path in (built, built.with_name(f"{built.name}.sha256")):
-        shutil.copy(path, folder)
+def _take_kernels_alone(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernels be those of a package, and no graph be compiled."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("backends.torch_backend.compiled.code.packaged_kernels", lambda: built)
 
 
 def _refuse_layers(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,12 +199,15 @@ def test_the_models_that_ship_have_graphs(config: TorchBackendConfig, model: Pat
 
 
 def test_the_last_layer_attends_for_the_queries_that_count(
-    config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
+    config: TorchBackendConfig, tmp_path: Path, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt of two chunks: two steps of the first without single rows, and a voting step of the second."""
-    backend, seen, attend = TorchBackend(config), list[tuple[int, int]](), ModelCache.attend
+    _take_kernels_alone(built_kernels, monkeypatch)
+    seen, attend = list[tuple[int, int]](), ModelCache.attend
+    backend = TorchBackend(replace(config, compile_cache=tmp_path))
     backend.warmup()
     _compiled(backend).wait()
+    assert backend.code is CodeState.KERNELS
 
     def note(cache: ModelCache, layer: int, query: Tensor, *rest: Any) -> Tensor:
         seen.append((layer, query.shape[2]))
@@ -263,7 +264,12 @@ def test_a_pool_of_one_slot_has_its_own_graphs(
 @pytest.mark.long
 def test_in_bfloat16_the_error_is_no_larger_than_uncompiled(config: TorchBackendConfig) -> None:
     """The logits of decode steps, of eager and of compiled bfloat16, against the same weights in float32."""
-    full = replace(config, dtype=DtypeName.BFLOAT16, pools=(PoolOptions(8, PolicyOptions(PolicyName.FULL)),))
+    full = replace(
+        config,
+        dtype=DtypeName.BFLOAT16,
+        pools=(PoolOptions(8, PolicyOptions(PolicyName.FULL)),),
+        max_model_len=512,  # the graphs are those of `test_batch_invariance`
+    )
     errors = {}
     prompt = random_prompt(60)
     for is_compiled in (False, True):
@@ -310,8 +316,7 @@ def test_without_a_compiler_the_kernels_of_the_package_are_used(
         for _ in range(2)
     )
     Driver(TorchBackend(replace(config, compile=False)), 32).run(plain, num_tokens=40)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr("backends.torch_backend.compiled.code.packaged_kernels", lambda: built_kernels)
+    _take_kernels_alone(built_kernels, monkeypatch)
     backend = TorchBackend(replace(config, compile_cache=tmp_path))
     backend.warmup()
     _proceed(backend)

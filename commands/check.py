@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from backends.torch_backend.model.probe import LayerSpec
 
-NAME = "check"
-SUMMARY = "Say from a model's configuration whether it is served, and what memory its slots take."
 
 _CAPACITIES = (1024, 2048, 4096, 8192, 16384, 32768)
 _GB = 1e9

@@ -11,9 +11,6 @@ import time
 from server.options.command_line import OptionError
 from server.options.serve import add_serve_options, read_config, with_flags
 
-NAME = "compile"
-SUMMARY = "Compile a model's decode ahead, for a server with the same options."
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_serve_options(parser)

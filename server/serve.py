@@ -25,8 +25,6 @@ from server.options.settings import BatchSettings
 
 logger = logging.getLogger(__name__)
 
-NAME = "serve"
-SUMMARY = "Serve a model over the OpenAI API."
 
 # How many times PyTorch's OpenMP threads poll before they sleep: about 0.1 ms, which covers the gaps within a
 # decode step. Without spinning, each of the about 100 barriers of a step costs a wake-up. With libgomp's

@@ -23,6 +23,7 @@ from backends.interface import (
     Pending,
     PrefillBatch,
     PrefillRow,
+    PrefillShape,
     SamplingParams,
     ScratchSpec,
 )
@@ -201,7 +202,7 @@ class TorchBackend:
         )
 
     def warmup(self) -> None:
-        """Read a chunk of every shape and decode once in each pool, then record decode.
+        """Read chunks and decode once in each pool, then record decode.
 
         Decode is compiled later, in idle time, or at once if the config requires it. Raises `ModelLoadError`
         if it then cannot be.
@@ -209,7 +210,7 @@ class TorchBackend:
         No slot holds anything yet, and every prompt clears its slots first.
         """
         draw = Draw(SamplingParams(temperature=0.0))
-        shapes = self._spec.prefill_shapes
+        shapes = self._warmup_shapes()
         for index, pool in enumerate(self._spec.pools):
             if pool.num_slots == 0:
                 self._warm_up_scoring(index)
@@ -229,9 +230,20 @@ class TorchBackend:
             if self.code is not CodeState.COMPILED:
                 raise ModelLoadError(f"require_compiled: decode is not compiled ({self.code}); see the log")
 
+    def _warmup_shapes(self) -> list[PrefillShape]:
+        """Return the shapes of the chunks that the warm-up reads.
+
+        CUDA selects kernels for each. A CPU keeps nothing of a shape, so there they are the shortest and, for
+        the graph of several rows, the one with the most.
+        """
+        shapes = self._spec.prefill_shapes
+        if self._device.type != "cpu":
+            return list(shapes)
+        return [shapes[0], max(shapes, key=lambda shape: shape.num_rows)]
+
     def _warm_up_scoring(self, pool: int) -> None:
-        """Read a chunk of every shape in a pool without slots."""
-        for shape in self._spec.prefill_shapes:
+        """Read chunks in a pool without slots."""
+        for shape in self._warmup_shapes():
             chunk = (0,) * shape.num_tokens
             row = PrefillRow("warmup", chunk, 0, len(chunk), (), scratch=0, importance=Importance())
             self.submit(PrefillBatch((row,), shape, pool)).result()

@@ -23,9 +23,6 @@ from server.options.command_line import add_options, groups_of, read_options
 if TYPE_CHECKING:
     from commands.eval.result import SaveResult, SuiteResult
 
-NAME = "eval"
-SUMMARY = "Measure what a cache policy costs in answers, read from packed slots."
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")

@@ -8,9 +8,6 @@ import sys
 from commands.loadtest.config import BenchOptions, read_config
 from server.options.command_line import add_options, groups_of
 
-NAME = "bench"
-SUMMARY = "Load an OpenAI-compatible server and report its latencies and throughput."
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, groups_of(BenchOptions))

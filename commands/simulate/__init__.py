@@ -2,7 +2,3 @@
 
 Every output says that it is simulated.
 """
-
-from commands.simulate.command import NAME, SUMMARY, configure, run
-
-__all__ = ["NAME", "SUMMARY", "configure", "run"]

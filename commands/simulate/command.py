@@ -20,9 +20,6 @@ from server.options.command_line import OptionError, add_options, read_group
 if TYPE_CHECKING:
     from commands.simulate.answer import Answer
 
-NAME = "simulate"
-SUMMARY = "Plan capacity, replay traffic and check published figures on a simulated machine."
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")

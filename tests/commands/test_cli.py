@@ -45,6 +45,12 @@ def test_unknown_commands_and_shortened_flags_are_refused() -> None:
         assert ended.value.code == 2
 
 
+def test_a_command_imports_no_other_one() -> None:
+    code = "import sys; from commands.cli import make_parser; make_parser('serve'); print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert [name for name in modules.split() if name.startswith("commands")] == ["commands", "commands.cli"]
+
+
 def test_a_closed_output_pipe_ends_the_command_quietly() -> None:
     """As in `snapserve simulate reproduce | head -1`."""
     command = [sys.executable, "-m", "server", "simulate", "reproduce"]

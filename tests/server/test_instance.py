@@ -16,7 +16,7 @@ from server.state.sqlite_state import SqliteState
 async def test_a_background_response_that_ends_with_the_server_is_stored(tmp_path: Path) -> None:
     path = tmp_path / "responses.db"
     flags = ["serve", "--backend", "fake", "--model", "demo", "--state-url", f"sqlite://{path}"]
-    instance = Instance(read_config(make_parser().parse_args(flags), {}), None)
+    instance = Instance(read_config(make_parser("serve").parse_args(flags), {}), None)
     instance.start()
     assert (await instance.wait_loaded()).is_ready
     transport = httpx.ASGITransport(instance.app)

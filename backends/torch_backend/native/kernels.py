@@ -418,7 +418,9 @@ def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:
     if not takes_weight(weight):
         return None
     num_zeros = -weight.shape[1] % (PADDING_BYTES // weight.dtype.itemsize)
-    expected = in_blocks(torch.nn.functional.pad(weight, (0, num_zeros)), weight.dtype)
+    if num_zeros:  # padding by nothing would copy the weight
+        weight = torch.nn.functional.pad(weight, (0, num_zeros))
+    expected = in_blocks(weight, weight.dtype)
     memory = onednn.memory(reordered)
     if memory.nbytes != expected.nbytes:
         return None

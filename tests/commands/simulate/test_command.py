@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from commands.simulate import configure, run
+from commands.simulate.command import configure, run
 from commands.simulate.options import options_tables
 from server.options.command_line import OptionError
 

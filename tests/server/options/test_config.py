@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def config_of(*flags: str, **environment: str) -> Config:
-    return read_config(make_parser().parse_args(["serve", *flags]), environment)
+    return read_config(make_parser("serve").parse_args(["serve", *flags]), environment)
 
 
 def test_defaults() -> None:

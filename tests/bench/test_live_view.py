@@ -1,14 +1,16 @@
 """The benchmark of the live view runs against a real server. Its times are not checked."""
 
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from bench.live_view import main, processor_seconds, table, viewer
+from bench.systems.servers import Server, serving
 from bench.systems.system import MeasurementError
+from tests.e2e.process import serve
 from tests.paths import DEMO_MODEL
 
 
@@ -45,12 +47,33 @@ def test_the_ratio_is_the_median_of_rounds() -> None:
     assert "| processor time of a token (ms) | 2 | 2.5 | 1.2500 | 1.000, 1.500 |" in text
 
 
-def test_processor_time_is_that_of_the_process() -> None:
-    code = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert 0.25 < processor_seconds(process.pid) < 10
-        process.kill()
+def test_processor_time_is_that_of_the_server(tmp_path: Path) -> None:
+    with serve("--backend", "fake", log=tmp_path / "log") as server:
+        before, reported, after = (
+            measured_seconds(server.process.pid),
+            processor_seconds(server.url),
+            measured_seconds(server.process.pid),
+        )
+    assert 0.1 < before - 0.001 < reported < after + 0.001, "sums of hundredths are rounded"
+
+
+def measured_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [({}, "metrics could not be read"), ({"metrics": "up 1\n"}, "does not report its processor time")],
+)
+def test_a_server_without_processor_time_cannot_be_measured(
+    files: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    command = (sys.executable, "-m", "http.server", "{port}", "--directory", str(tmp_path))
+    with (
+        serving(Server("files", command, "/"), tmp_path / "log") as (url, _),
+        pytest.raises(MeasurementError, match=message),
+    ):
+        processor_seconds(url)

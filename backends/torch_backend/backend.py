@@ -31,6 +31,7 @@ from backends.torch_backend.compiled.code import CompiledCode
 from backends.torch_backend.compiled.trust import UntrustedError, make_private
 from backends.torch_backend.config import Quantization, TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
+from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans, verifying_plan
 from backends.torch_backend.forward.stand_in import decoder_layers
@@ -116,7 +117,7 @@ class TorchBackend:
             if replaces_experts:
                 replace_experts(self._model, self._kernels, config.quantization)
             elif config.quantization is not Quantization.NONE and has_experts(self._model):
-                logger.warning("experts keep their type: --quantization %s is for CPUs", config.quantization)
+                logger.warning("only a CPU has experts in %s: here they keep their type", config.quantization)
             replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
         _check_cache_dtypes(config, layers, self._model.config.model_type)
         _check_draft(config, layers, max_model_len)
@@ -326,8 +327,7 @@ class TorchBackend:
             logger.warning("captured steps run uncompiled, which is slower: %s", error)
             yield
             return
-        methods = "update", "store", "mix", "attend"
-        with compiled_layers(decoder_layers(self._model), pool.cache, methods, folder):
+        with compiled_layers(decoder_layers(self._model), pool.cache, ModelCache.CALLED_BY_LAYERS, folder):
             yield
 
     def _decode(self, batch: DecodeBatch) -> DecodedSteps:

@@ -6,7 +6,7 @@ only decision made here, by `cache.scoring`, is which tokens of a long prompt ar
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -347,6 +347,8 @@ class ModelCache(Cache):
     The cache is the only object of this backend that a transformers model passes to its layers. The step that
     is under way is therefore an attribute of it. `ForwardPass.arguments` sets it, and the attention reads it.
     """
+
+    CALLED_BY_LAYERS: ClassVar = ("update", "store", "mix", "attend")
 
     layers: list[CacheLayer]  # type: ignore[assignment]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from torch._dynamo.utils import counters
 
+from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.stand_in import decoder_layers
 from backends.torch_backend.torch_private import onednn
 from backends.torch_backend.torch_private.dynamo import compiled_layers
@@ -29,10 +30,11 @@ def test_compiled_layers_draw_the_same_tokens(tmp_path: Path, monkeypatch: pytes
     layers = decoder_layers(compiled._model)
     originals = [*layers]
     counters.clear()
-    methods = "update", "store", "mix", "attend"
-    with compiled_layers(layers, compiled.pools[0].cache, methods, tmp_path / "code"):
+    cache = compiled.pools[0].cache
+    with compiled_layers(layers, cache, ModelCache.CALLED_BY_LAYERS, tmp_path / "code"):
         Driver(compiled, 32).decode(*requests[0], num_steps=6)
     assert counters["frames"]["ok"] >= 3, "torch has compiled the parts between the calls of the cache"
     assert [*layers] == originals
+    assert not set(ModelCache.CALLED_BY_LAYERS) & vars(cache).keys()
     Driver(backends[1], 32).decode(*requests[1], num_steps=6)
     assert [request.tokens for request in requests[0]] == [request.tokens for request in requests[1]]

@@ -1,4 +1,7 @@
-"""On a CUDA device: captured steps draw exactly what eager ones draw, and the tokens that the CPU draws."""
+"""On a CUDA device: the tokens that the CPU draws, from captured steps and from eager ones.
+
+The kernel of prompts does not serve float32, so it is compared alone.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -17,7 +17,6 @@ from server.options.types import ApiKey, Url
 if TYPE_CHECKING:
     import httpx
 
-
 _HELP = "/new begins a new conversation, /quit or Ctrl-D ends. Ctrl-C stops an answer."
 _CONNECT_LIMIT = 10.0  # seconds
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from backends.torch_backend.model.probe import LayerSpec
 
-
 _CAPACITIES = (1024, 2048, 4096, 8192, 16384, 32768)
 _GB = 1e9
 

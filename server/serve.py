@@ -25,7 +25,6 @@ from server.options.settings import BatchSettings
 
 logger = logging.getLogger(__name__)
 
-
 # How many times PyTorch's OpenMP threads poll before they sleep: about 0.1 ms, which covers the gaps within a
 # decode step. Without spinning, each of the about 100 barriers of a step costs a wake-up. With libgomp's
 # much longer default, idle threads keep their cores from other work.

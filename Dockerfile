@@ -41,7 +41,7 @@ FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="snapserve" \
       org.opencontainers.image.description="OpenAI-compatible LLM inference over fixed-size, SnapStream-compressed KV-cache slots" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Debian packages of a compiler: C++ for CPUs, C for GPUs. Without one, decode runs the package's kernels as traced. What g++ has beside C++ is deleted.
+# Debian packages of a compiler: C++ for CPUs, C for GPUs. Without one, CPUs run the package's kernels as traced, and GPUs no kernel of ours. What g++ has beside C++ is deleted.
 ARG COMPILER=g++
 RUN [ -z "${COMPILER}" ] || { apt-get update && apt-get install --yes --no-install-recommends ${COMPILER} \
     && apt-get clean && rm -rf /var/lib/apt/lists/* \

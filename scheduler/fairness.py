@@ -12,6 +12,7 @@ of a full batch.
 A tenant is an opaque string.
 """
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 
@@ -127,6 +128,15 @@ class DeviceTurns:
         """Return whether another tenant is present."""
         self._forget_absent(now)
         return len(self._seconds) > (tenant in self._seconds)
+
+    def expects_other(self, reader: str, now: float) -> bool:
+        """Return whether a present tenant that has no sequence now had less time than `reader`.
+
+        The prompts of `reader` would wait for its next request, so a long step of them would delay it.
+        """
+        self._forget_absent(now)
+        seconds = self._seconds.get(reader, math.inf)  # in the background, none is counted
+        return any(self._seconds[absent] < seconds for absent in self._left)
 
     def yields(self, reader: str, others: Iterable[str]) -> bool:
         """Return whether the prompts of `reader` wait while `others` read prompts or decode.

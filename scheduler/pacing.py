@@ -22,6 +22,7 @@ _SECONDS_PER_TOKEN = 1e-3  # assumed until the first prefill is timed: a slow pr
 _SMOOTHING = 0.3  # weight of the newest step in a running estimate
 _ROUNDING = 1e-9  # seconds: the rounding of sums must not decide whether a step fits
 _NOISE = 0.1  # share of a rate: plans whose rates differ by less count as equally fast
+_BRIEF_COST = 0.2  # share of the best rate that brief steps may cost; our guess
 _MIN_GAIN = 1.5  # times that a step of all sequences takes as long as one of few, so that the others skip it
 _FIRST_DISTANCE = 64  # steps of all until a step of few is tried again, twice as many after each failure
 _MAX_DISTANCE = 1024
@@ -97,15 +98,18 @@ class Pacing:
         return now + 2 * self._decode_round_seconds(decoding) <= due and times.may_skip()
 
     def choose_shape(
-        self, prompts: Sequence[Prefill], now: float, decoding: Collection[int]
+        self, prompts: Sequence[Prefill], now: float, decoding: Collection[int], *, is_brief: bool = False
     ) -> PrefillShape | None:
         """Return the shape of the next prefill step, or None when decode goes first.
 
         `decoding` are the indices of the pools that decode. The step reads the first of `prompts`, and as
         many others as the shape has rows; all are of one model. Among plans that are about equally fast, the
-        one that reads the most of the first prompt is chosen.
+        one that reads the most of the first prompt is chosen. With `is_brief`, steps are as short as they can
+        be at little cost: a request that arrives during one waits for its end.
         """
         plans: Sequence[_Plan] = self._prefill_times[prompts[0].model].plans(prompts)
+        if is_brief:
+            plans = _brief(plans)
         if decoding:
             plans = self._plans_before_decode(plans, decoding, now)
         if not plans:
@@ -273,6 +277,13 @@ class _PrefillTimes:
             nearest = min(self._seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - bucket)))
             self._nearest_timed[shape, bucket] = nearest
         return self._seconds[nearest] * _num_padded(shape) / _num_padded(nearest[0])
+
+
+def _brief(plans: Sequence[_Plan]) -> list[_Plan]:
+    """Return the shortest plan that is not much slower than the fastest, and those that are shorter yet."""
+    min_rate = (1 - _BRIEF_COST) * max(plan.optimistic_rate for plan in plans)
+    longest = min(plan.seconds for plan in plans if plan.optimistic_rate >= min_rate)
+    return [plan for plan in plans if plan.seconds <= longest]
 
 
 def _blend(estimate: float | None, seconds: float) -> float:

@@ -55,7 +55,8 @@ class PrefillRotation:
         if not first.is_retried:
             others = (prefill for prefill in due if prefill is not first and not prefill.is_retried)
             prompts += [prefill for prefill in others if prefill.batch_key == first.batch_key]
-        shape = pacing.choose_shape(prompts, now, decoding)
+        is_brief = self._turns is not None and self._turns.expects_other(first.tenant, now)
+        shape = pacing.choose_shape(prompts, now, decoding, is_brief=is_brief)
         if shape is None:
             return None
         self.in_flight = tuple(prompts[: shape.num_rows])

@@ -163,6 +163,26 @@ def test_a_present_tenant_saves_up_a_little() -> None:
     assert not turns.yields("flood", ["few"])
 
 
+def test_a_present_tenant_that_had_less_time_is_expected() -> None:
+    turns = DeviceTurns()
+    for tenant in ("few", "flood"):
+        turns.enter(tenant, now=0.0)
+    turns.leave("few", now=1.0)
+    assert not turns.expects_other("flood", now=1.0), "both had no time yet"
+    turns.charge(["flood"], 2.0)
+    assert turns.expects_other("flood", now=1.0 + 0.9 * PRESENCE)
+    assert turns.expects_other("one that has only background sequences", now=2.0)
+    assert not turns.expects_other("flood", now=1.0 + 1.1 * PRESENCE)
+
+
+def test_a_tenant_that_is_here_is_not_expected() -> None:
+    turns = DeviceTurns()
+    for tenant in ("few", "flood"):
+        turns.enter(tenant, now=0.0)
+    turns.charge(["flood"], 2.0)
+    assert not turns.expects_other("flood", now=0.0)
+
+
 def test_a_tenant_owes_nothing_for_a_time_in_which_it_was_alone() -> None:
     turns = DeviceTurns()
     turns.enter("alone", now=0.0)
@@ -252,6 +272,32 @@ def test_a_tenant_that_pauses_hardly_waits_for_a_flood(pause: float) -> None:
             drive.step()
         seconds.append(drive.clock.now() - arrival)
     assert statistics.median(seconds) <= 1.5 * (0.02 + 10 * 0.008)
+
+
+@pytest.mark.parametrize(("overhead", "num_tokens"), [(0.01, 64), (0.1, 256)])
+def test_steps_are_brief_while_another_tenant_is_expected(overhead: float, num_tokens: int) -> None:
+    """64 tokens a step are read at 0.90 and 0.54 of the rate of 256. A shape never timed gets a trial."""
+    drive = Drive(
+        fake_spec(
+            num_slots=4, max_model_len=4096, prefill_shapes=(PrefillShape(1, 64), PrefillShape(1, 256))
+        ),
+        SchedulerConfig(max_decode_steps=1),
+        step_time=lambda batch: (
+            overhead + 0.001 * batch.shape.num_tokens if isinstance(batch, PrefillBatch) else 0.01
+        ),
+    )
+
+    def usual_size(name: str) -> int:
+        drive.batches.clear()
+        drive.run(request(name, 1024, 1, tenant="heavy", arrival_time=drive.clock.now()))
+        return statistics.mode(batch.num_tokens for batch in drive.batches)
+
+    drive.run(*(request(f"known {size}", size, 1, tenant="light") for size in (64, 256)))
+    for name in ("first", "second"):
+        usual_size(name)
+    assert usual_size("beside") == num_tokens
+    drive.clock.elapse(PRESENCE)
+    assert usual_size("alone") == 256
 
 
 def test_many_tenants_that_return_starve_no_flood() -> None:

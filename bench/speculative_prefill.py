@@ -2,7 +2,8 @@
 
 Usage: `python -m bench.speculative_prefill --model TARGET --draft DRAFT [--out FILE] [--length 4096]
 [--cases 25] [--tasks NAME …] [--keep 0.5 0.25 0.125] [--settings NAME …]`. All settings answer the same cases
-of `snapserve eval ruler`, as raw text, greedily and cold: nothing is stored between requests.
+of `snapserve eval ruler`, or of `eval prose` with the answer's first words, as raw text, greedily and cold:
+nothing is stored between requests.
 
 `whole` reads the whole prompt. `draft` and `look-ahead` are the server's. The others choose among the same
 chunks of the draft's tokens, with the same sentences around them, and the same beginning and end kept: `bm25`
@@ -20,7 +21,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,18 @@ import httpx
 from commands.eval.completer import http_client
 from commands.eval.engine import engine
 from commands.eval.errors import EvalError
+from commands.eval.options import ProseOptions
 from commands.eval.prompts import load_tokenizer
+from commands.eval.prose.haystack import load_haystacks
+from commands.eval.prose.prompts import ProsePromptWriter
+from commands.eval.prose.tasks import PROSE_TASKS
 from commands.eval.scoring import score
 from commands.eval.statistics import mean_interval, mean_of_means
-from commands.eval.tasks.case import Case, LengthError
+from commands.eval.tasks.case import Case, LengthError, prompt_parts
 from commands.eval.tasks.suite import TASKS, case_source
 from commands.shared.progress import ProgressLine
 from server.generation.speculative_prefill import num_kept_chunks, shortening
+from server.options.command_line import OptionError
 from server.options.models import model_path
 from server.text.shortening import Passage, Shortening
 from server.text.tokenizer import FramedText, Tokenizer
@@ -46,6 +52,7 @@ _WORD = re.compile(r"\w+")
 _MAX_TOKENS_RATIO = 1.5  # of an answer's limit and the perfect answer, as in `snapserve eval ruler`
 _EXTRA_TOKENS = 8
 _MAX_ANSWER = 512
+_MIN_LENGTH = 128  # of `eval prose`
 _K1 = 1.5  # BM25's usual numbers
 _B = 0.75
 
@@ -233,18 +240,26 @@ class Measurement:
 
 
 def write_cases(plan: Plan, tokenizer: Tokenizer) -> dict[str, list[Case]]:
-    """Return the cases of each task, of `length` tokens of the model that answers. Raises `LengthError`."""
+    """Return the cases of each task, of about `length` tokens of the model that answers.
+
+    Raises `LengthError`, `OptionError`.
+    """
+    prose = ProseOptions(length=plan.length, seed=plan.seed, chat_template=False, answer_prefix=True)
+    writer = ProsePromptWriter(tokenizer, load_haystacks(prose.haystack), prose)
 
     def count(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
 
-    return {
-        name: [
-            TASKS[name].make(case_source(name, plan.seed, index), plan.length, count)
-            for index in range(plan.num_cases)
-        ]
-        for name in plan.tasks
-    }
+    def make(name: str, index: int) -> Case:
+        if name in TASKS:
+            return TASKS[name].make(case_source(name, plan.seed, index), plan.length, count)
+        case = writer.write(PROSE_TASKS[name], index).case
+        context, question, answer_prefix = prompt_parts(
+            case.context.rstrip(), case.question, case.answer_prefix
+        )
+        return replace(case, context=context, question=question, answer_prefix=answer_prefix)
+
+    return {name: [make(name, index) for index in range(plan.num_cases)] for name in plan.tasks}
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -276,13 +291,17 @@ def _plan(arguments: Sequence[str] | None) -> tuple[Plan, Path | None]:
     parser.add_argument("--draft", required=True, help="the model that scores")
     parser.add_argument("--length", type=int, default=4096, help="tokens of a prompt")
     parser.add_argument("--cases", type=int, default=25, help="of each task")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=tuple(TASKS), metavar="NAME")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=(*TASKS, *PROSE_TASKS), default=tuple(TASKS), metavar="NAME"
+    )
     parser.add_argument("--keep", nargs="+", type=float, default=(0.5, 0.25, 0.125), metavar="SHARE")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS, metavar="NAME")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file for all answers as JSON")
     parser.add_argument("--serve-options", nargs=argparse.REMAINDER, default=[], help="of snapserve serve")
     options = parser.parse_args(arguments)
+    if options.length < _MIN_LENGTH:
+        parser.error(f"--length must be at least {_MIN_LENGTH}")
     try:
         model, draft = model_path(options.model), model_path(options.draft)
     except ValueError as error:
@@ -307,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         cases = write_cases(plan, load_tokenizer(plan.model))
         rows = asyncio.run(Measurement(plan, cases).rows())
-    except (EvalError, LengthError, httpx.HTTPError) as error:
+    except (EvalError, LengthError, OptionError, httpx.HTTPError) as error:
         print(f"bench.speculative_prefill: {error}", file=sys.stderr)
         return 1
     if out is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.speculative_prefill import SETTINGS, bm25, main, shortened_prompt
+from bench.speculative_prefill import SETTINGS, Plan, bm25, main, shortened_prompt, write_cases
 from commands.eval.tasks.case import Case, Scoring
 from server.options.models import DEMO_MODEL
 from server.text.shortening import MARK
@@ -45,12 +45,25 @@ def test_a_baseline_keeps_whole_lines_and_the_question(setting: str) -> None:
 def test_all_settings_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     model = str(DEMO_MODEL)
-    small = ["--length", "400", "--cases", "1", "--tasks", "passkey", "--keep", "0.5", "--out", str(out)]
+    small = [
+        "--length",
+        "400",
+        "--cases",
+        "1",
+        "--tasks",
+        "passkey",
+        "code",
+        "--keep",
+        "0.5",
+        "--out",
+        str(out),
+    ]
     assert main(["--model", model, "--draft", model, *small, "--serve-options", "--backend", "fake"]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [row["setting"] for row in rows] == list(SETTINGS)
-    num_read = {row["setting"]: row["answers"]["passkey"][0]["num_read"] for row in rows}
-    assert all(num_read[setting] < num_read["whole"] for setting in SETTINGS[1:])
+    for task in ("passkey", "code"):
+        num_read = {row["setting"]: row["answers"][task][0]["num_read"] for row in rows}
+        assert all(num_read[setting] < num_read["whole"] for setting in SETTINGS[1:])
     assert capsys.readouterr().out.count("\n") == 2 + len(SETTINGS)
 
 
@@ -58,5 +71,16 @@ def test_a_prompt_that_is_too_short_for_a_task_ends_with_a_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = str(DEMO_MODEL)
-    assert main(["--model", model, "--draft", model, "--length", "10", "--tasks", "niah_single_1"]) == 1
-    assert "bench.speculative_prefill: " in capsys.readouterr().err
+    assert main(["--model", model, "--draft", model, "--length", "128", "--tasks", "kv_lookup"]) == 1
+    assert "bench.speculative_prefill: kv_lookup needs at least" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--model", model, "--draft", model, "--length", "127"])
+    assert "--length must be at least 128" in capsys.readouterr().err
+
+
+def test_a_case_in_prose_is_text_question_and_the_first_words_of_an_answer() -> None:
+    plan = Plan(str(DEMO_MODEL), str(DEMO_MODEL), 600, 2, ("code",), (), ())
+    first, second = write_cases(plan, Tokenizer.load(str(DEMO_MODEL)))["code"]
+    assert first.references[0] in first.context
+    assert first.context != second.context
+    assert first.prompt.index("\n\nQuestion: ") < first.prompt.index("\nAnswer: ")

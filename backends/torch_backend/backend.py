@@ -145,7 +145,8 @@ class TorchBackend:
         self._compile_cache = config.compile_cache
         self._graphs: tuple[DecodeGraphs, ...] = ()
         self.compiled = self._compiled_code(config)
-        is_compiled = self.compiled is not None or self._recorder is not None
+        has_slots = any(pool.spec.num_slots for pool in self.pools)  # a draft has none, and does not decode
+        is_compiled = has_slots and (self.compiled is not None or self._recorder is not None)
         num_prefix_bytes = self.prefixes.num_bytes if self.prefixes is not None else 0
         description = _description(
             self._model, num_parameters, self.pools, num_prefix_bytes, is_compiled=is_compiled
@@ -167,8 +168,9 @@ class TorchBackend:
         if not kernels_are_supported():
             logger.warning("decode runs uncompiled: this processor lacks AVX-512 with VNNI")
             return None
+        pools = [pool for pool in self.pools if pool.spec.num_slots]
         return CompiledCode(
-            config.compile_cache, self._model, self.pools, self._spec.max_model_len - 1, self._kernels
+            config.compile_cache, self._model, pools, self._spec.max_model_len - 1, self._kernels
         )
 
     @property
@@ -409,7 +411,8 @@ def _description(
 
 def _default_recorder(config: TorchBackendConfig, device: torch.device) -> Recorder | None:
     """Return the recorder of CUDA graphs if the config compiles for CUDA, else None."""
-    return CudaRecorder(device) if config.compile and device.type == "cuda" else None
+    records = config.compile and not config.is_draft and device.type == "cuda"
+    return CudaRecorder(device) if records else None
 
 
 def _check_cache_dtypes(config: TorchBackendConfig, layers: Sequence[LayerSpec], model_type: str) -> None:

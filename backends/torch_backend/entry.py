@@ -37,7 +37,7 @@ def _configure(
         device=options.device,
         dtype=options.dtype,
         quantization=options.quantization,
-        compile=options.compile and not base.is_draft,  # it is for decode
+        compile=options.compile,
         compile_cache=options.compile_cache,
         require_compiled=options.require_compiled and not base.is_draft,
     )

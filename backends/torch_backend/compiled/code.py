@@ -64,7 +64,11 @@ class CodeTimes:
 
 
 class CompiledCode:
-    """Builds and loads the code of one backend, for the thread that runs its steps."""
+    """Builds and loads the code of one backend, for the thread that runs its steps.
+
+    Without pools, as for a draft, there is nothing to compile. It then uses the kernels once they are there,
+    with the package or built for the model that answers.
+    """
 
     def __init__(
         self,
@@ -151,7 +155,7 @@ class CompiledCode:
             logger.warning("nothing is compiled, since the compile cache cannot be used: %s", error)
         self._is_pending = True
         self._build_started = time.monotonic()
-        if self._is_trusted and not self._is_built():
+        if self.steps and self._is_trusted and not self._is_built():
             self._build()
         self.poll()
 
@@ -160,7 +164,9 @@ class CompiledCode:
         if self._is_pending:
             self._use_kernels()
             self._hurry()
-        if self._is_pending and (self._process is None or self._process.poll() is not None):
+        if self._is_pending and not self.steps:
+            self._is_pending = not (self._kernels.are_used or self._have_kernels_failed)
+        elif self._is_pending and (self._process is None or self._process.poll() is not None):
             self._is_pending = False
             self._finish()
         elif not self._is_pending and time.monotonic() > self._work_begins:

@@ -1,5 +1,7 @@
 """A draft's importance of a prompt's chunks, against the attention that plain transformers reports."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,29 +11,44 @@ from backends.config import DRAFT_SCORER, BackendConfig
 from backends.entry import BackendEntry
 from backends.interface import Importance, PrefillBatch, PrefillRow
 from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.compiled.build import code_folder
 from backends.torch_backend.config import DeviceName, DtypeName, TorchOptions
 from backends.torch_backend.entry import ENTRY
 from tests.backends.checkpoints import VOCAB_SIZE, load_oracle, save_checkpoint
+from tests.backends.kernels import copy_kernels
 
 LENGTH = 150
 CHUNK = 32
 NUM_AHEAD = 4
 WEIGHT = 0.25
+MODELS = ("llama", "qwen3", "gemma3", "lfm2")
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3", "lfm2"])
+@pytest.fixture(
+    scope="module",
+    params=[(model, uses_kernels) for model in MODELS for uses_kernels in (False, True)],
+    ids=[f"{model}-{kind}" for model in MODELS for kind in ("plain", "kernels")],
+)
 def models(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, built_kernels: Path
 ) -> tuple[TorchBackend, torch.nn.Module]:
-    path = save_checkpoint(request.param, tmp_path_factory.mktemp("draft"))
+    model, uses_kernels = request.param
+    path = save_checkpoint(model, tmp_path_factory.mktemp("draft"))
+    cache = tmp_path_factory.mktemp("cache")
+    copy_kernels(built_kernels, code_folder(cache))
     entry: BackendEntry[TorchOptions] = ENTRY
-    options = TorchOptions(device=DeviceName.CPU, dtype=DtypeName.FLOAT32)
+    options = TorchOptions(
+        device=DeviceName.CPU, dtype=DtypeName.FLOAT32, compile=uses_kernels, compile_cache=cache
+    )
     base = BackendConfig("the target", prefill_chunk=CHUNK).of_draft(str(path))
     backend = entry.configure(base, options, lambda _: pytest.fail("no other backend")).load(
         VirtualClock(), 0
     )
     assert isinstance(backend, TorchBackend)
     backend.warmup()
+    while backend.use_idle_time():
+        pass
+    assert backend._kernels.are_used is uses_kernels
     return backend, load_oracle(path)
 
 

@@ -5,7 +5,7 @@ package does not import them. `snapserve bench`, the load generator for users, i
 
 - Speed beside other software: peers, prefixes, engine.
 - Steps beside the hardware's limits: decode, floor, gpu, long_contexts, bounded_prefill.
-- A server's behaviour: start, two_keys, live_view, soak, structured.
+- A server's behaviour: start, two_keys, two_keys_modelled, live_view, soak, structured.
 - What policies lose: comparison, agreement, real_models, long_answers, sparse_control, speculative_prefill.
 - Models of random weights: make_model, make_gguf. Pictures of the page: screenshots. The tests: mutation.
 

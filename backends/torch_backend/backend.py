@@ -145,8 +145,8 @@ class TorchBackend:
         self._compile_cache = config.compile_cache
         self._graphs: tuple[DecodeGraphs, ...] = ()
         self.compiled = self._compiled_code(config)
-        has_slots = any(pool.spec.num_slots for pool in self.pools)  # a draft has none, and does not decode
-        is_compiled = has_slots and (self.compiled is not None or self._recorder is not None)
+        has_code = self.compiled is not None or self._recorder is not None
+        is_compiled = has_code and not config.is_draft  # which does not decode
         num_prefix_bytes = self.prefixes.num_bytes if self.prefixes is not None else 0
         description = _description(
             self._model, num_parameters, self.pools, num_prefix_bytes, is_compiled=is_compiled
@@ -168,7 +168,7 @@ class TorchBackend:
         if not kernels_are_supported():
             logger.warning("decode runs uncompiled: this processor lacks AVX-512 with VNNI")
             return None
-        pools = [pool for pool in self.pools if pool.spec.num_slots]
+        pools = () if config.is_draft else self.pools
         return CompiledCode(
             config.compile_cache, self._model, pools, self._spec.max_model_len - 1, self._kernels
         )

@@ -223,11 +223,8 @@ def _toml(constants: dict[str, float]) -> str:
 
 
 def _fitted(machine: Machine, name: str, seconds: float, simulated: Callable[[Machine], float]) -> Machine:
-    """Return the machine with the efficiency at which the step takes `seconds`, within 0.01 and 100.
-
-    It may exceed 1: the rate that it scales is that of one product, and a CPU overlaps what the model adds.
-    """
-    low, high = math.log(0.01), math.log(100.0)
+    """Return the machine with the efficiency at which the step takes `seconds`, within 0.01 and 2."""
+    low, high = math.log(0.01), math.log(2.0)
     for _ in range(40):
         middle = (low + high) / 2
         change: dict[str, Any] = {name: math.exp(middle)}

@@ -45,19 +45,8 @@ def test_a_baseline_keeps_whole_lines_and_the_question(setting: str) -> None:
 def test_all_settings_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     model = str(DEMO_MODEL)
-    small = [
-        "--length",
-        "400",
-        "--cases",
-        "1",
-        "--tasks",
-        "passkey",
-        "code",
-        "--keep",
-        "0.5",
-        "--out",
-        str(out),
-    ]
+    small = ["--length", "400", "--cases", "1", "--keep", "0.5", "--out", str(out)]
+    small += ["--tasks", "passkey", "code"]
     assert main(["--model", model, "--draft", model, *small, "--serve-options", "--backend", "fake"]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [row["setting"] for row in rows] == list(SETTINGS)

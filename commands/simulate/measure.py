@@ -1,9 +1,11 @@
 """`measure`: the constants of the machine at hand, fitted on steps of the real torch backend.
 
-Bandwidth and the rate of products are measured alone. Four efficiencies and the time of a call are each
-fitted on one step of a model with random weights. Steps of another model, never used for fitting, test the
-result. All steps take turns, round after round, and the shortest run of each counts: what else runs on the
-machine then disturbs all of them, and its size shows as the median over the shortest.
+Bandwidth and the rate of products are measured alone. Five efficiencies and the time of a call are each
+fitted on one step of one of two models with random weights. Steps of a third one, never used for fitting,
+test the result. All steps take turns, round after round, and the median of each counts: the bandwidth of a
+shared machine changes by half within seconds, and the shortest run of a short step finds a faster moment than
+that of a long one. How much it changes shows as the median over the shortest. The models are loaded several
+times, since where their weights lie in memory changes how fast they are read.
 """
 
 import json
@@ -47,7 +49,11 @@ from commands.simulate.options import MeasureOptions
 
 _TOLERANCE = 0.15
 _CHUNK = 512
-_SWEEPS = 8
+_SWEEPS = 30
+_LOADS = 3
+# The limits of a fit: the constant of the slowest step and of the fastest.
+_EFFICIENCIES = (0.01, 2.0)
+_LAUNCHES = (1e-3, 1e-7)
 _DRAW = Draw(SamplingParams(temperature=0.0))
 _BASE = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "dtype": "bfloat16"}
 
@@ -75,9 +81,11 @@ class _Shape:
         }
 
 
-_TINY = _Shape(64, 8, 2, 1, 128, 256)
-_FITTED = _Shape(768, 8, 12, 4, 2048, 16384)
-_HELD_OUT = _Shape(896, 9, 14, 7, 2432, 24000)
+# Of one size and twice as large: a call takes the same time in both, and weights do not. Entries are read for
+# each KV head and multiplied for each query head, so the ratio of the two differs.
+_SMALL = _Shape(768, 8, 12, 2, 2048, 16384)
+_LARGE = _Shape(1152, 8, 18, 18, 3072, 16384)
+_HELD_OUT = _Shape(960, 8, 15, 3, 2816, 20000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +131,12 @@ def measure_answer(options: MeasureOptions) -> Answer:
     one, many = _Step("decode, 1 slot", 1, 64), _Step("decode, 8 slots, long", 8, context - 64)
     early, late = _Step("prompt, first chunk", 0, 0), _Step("prompt, last chunk", 0, context - 2 * _CHUNK)
     fits = {
-        "stream_efficiency": one,
-        "gemm_efficiency": early,
-        "decode_attention_efficiency": many,
-        "prefill_attention_efficiency": late,
+        "launch": (_SMALL, one),
+        "stream_efficiency": (_LARGE, one),
+        "gemm_efficiency": (_SMALL, early),
+        "cache_efficiency": (_LARGE, many),
+        "decode_attention_efficiency": (_SMALL, many),
+        "prefill_attention_efficiency": (_SMALL, late),
     }
     held_out = (
         one,
@@ -135,30 +145,29 @@ def measure_answer(options: MeasureOptions) -> Answer:
         early,
         _Step("prompt, middle chunk", 0, context // 2),
     )
-    steps = {_TINY: (one,), _FITTED: tuple(fits.values()), _HELD_OUT: held_out}
+    steps = {_SMALL: (one, many, early, late), _LARGE: (one, many), _HELD_OUT: held_out}
     times = _times(steps, options)
     machine = replace(
         load_machine("cpu"),
-        hbm_bandwidth=_DATA_BYTES / min(times[_BANDWIDTH]),
+        hbm_bandwidth=_DATA_BYTES / statistics.median(times[_BANDWIDTH]),
         hbm_capacity=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         compute_units=torch.get_num_threads(),
-        compute_unit_rate=_PRODUCT_OPERATIONS / min(times[_PRODUCT]) / torch.get_num_threads(),
+        compute_unit_rate=_PRODUCT_OPERATIONS / statistics.median(times[_PRODUCT]) / torch.get_num_threads(),
         drain=0.0,
     )
-    num_calls = 3 + machine.kernels_per_layer * _TINY.num_layers
-    machine = replace(machine, launch=min(times[_TINY, one]) / num_calls)
-    model = model_from_config("measured", _FITTED.config(context))
-    for name, step in _SWEEPS * tuple(fits.items()):  # each enters the other steps a little, too
-        machine = _fitted(machine, name, min(times[_FITTED, step]), partial(step.simulated, model))
-    uses = [(_FITTED, step, f"fits {name}") for name, step in fits.items()]
+    for name, (shape, step) in _SWEEPS * tuple(fits.items()):  # each enters the other steps a little, too
+        model = model_from_config("measured", shape.config(context))
+        machine = _fitted(
+            machine, name, statistics.median(times[shape, step]), partial(step.simulated, model)
+        )
+    uses = [(shape, step, f"fits {name}") for name, (shape, step) in fits.items()]
     uses += [(_HELD_OUT, step, "held out") for step in held_out]
     compared: list[_Compared] = []
     for shape, step, use in uses:
-        measured = times[shape, step]
-        shortest = min(measured)
+        measured = statistics.median(times[shape, step])
         simulated = step.simulated(model_from_config("measured", shape.config(context)), machine)
-        spread = statistics.median(measured) / shortest
-        compared.append(_Compared(step.name, use, shortest, spread, simulated))
+        spread = measured / min(times[shape, step])
+        compared.append(_Compared(step.name, use, measured, spread, simulated))
     return _answer(options, machine, compared)
 
 
@@ -205,11 +214,12 @@ _MEASURED = {
     "compute_unit_rate": "measured: a bfloat16 product of 1024 × 2048 × 2048",
     "hbm_bandwidth": "measured: a reduction of 256 MB",
     "hbm_capacity": "measured: physical memory",
-    "launch": "measured: decode of a tiny model, by call",
+    "launch": "measured: decode of one slot of a small model",
     "drain": "held within launch",
-    "stream_efficiency": "measured: decode of one slot",
+    "stream_efficiency": "measured: decode of one slot of a larger model",
     "gemm_efficiency": "measured: the first chunk of a prompt",
-    "decode_attention_efficiency": "measured: decode of 8 long slots",
+    "cache_efficiency": "measured: decode of 8 long slots, with as many KV heads as query heads",
+    "decode_attention_efficiency": "measured: decode of 8 long slots, with a sixth of them",
     "prefill_attention_efficiency": "measured: the last chunk of a prompt",
 }
 
@@ -223,16 +233,16 @@ def _toml(constants: dict[str, float]) -> str:
 
 
 def _fitted(machine: Machine, name: str, seconds: float, simulated: Callable[[Machine], float]) -> Machine:
-    """Return the machine with the efficiency at which the step takes `seconds`, within 0.01 and 2."""
-    low, high = math.log(0.01), math.log(2.0)
+    """Return the machine with the constant at which the step takes `seconds`, within its limits."""
+    slowest, fastest = (math.log(limit) for limit in (_LAUNCHES if name == "launch" else _EFFICIENCIES))
     for _ in range(40):
-        middle = (low + high) / 2
+        middle = (slowest + fastest) / 2
         change: dict[str, Any] = {name: math.exp(middle)}
         if simulated(replace(machine, **change)) > seconds:
-            low = middle
+            slowest = middle
         else:
-            high = middle
-    found: dict[str, Any] = {name: math.exp((low + high) / 2)}
+            fastest = middle
+    found: dict[str, Any] = {name: math.exp((slowest + fastest) / 2)}
     return replace(machine, **found)
 
 
@@ -246,6 +256,17 @@ _Timed = str | tuple[_Shape, _Step]
 
 def _times(steps: Mapping[_Shape, Sequence[_Step]], options: MeasureOptions) -> dict[_Timed, list[float]]:
     """Return the seconds of each run of each step, of a reduction and of a product."""
+    times: dict[_Timed, list[float]] = {}
+    for load in range(min(_LOADS, options.repeats)):
+        num_rounds = len(range(load, options.repeats, _LOADS))
+        for key, seconds in _times_of_load(steps, options, num_rounds).items():
+            times.setdefault(key, []).extend(seconds)
+    return times
+
+
+def _times_of_load(
+    steps: Mapping[_Shape, Sequence[_Step]], options: MeasureOptions, num_rounds: int
+) -> dict[_Timed, list[float]]:
     data = torch.ones(_DATA_BYTES // 4)
     rows, inner, columns = _PRODUCT_SHAPE
     left = torch.ones(rows, inner, dtype=torch.bfloat16)
@@ -262,7 +283,7 @@ def _times(steps: Mapping[_Shape, Sequence[_Step]], options: MeasureOptions) -> 
         times: dict[_Timed, list[float]] = {key: [] for key in runs}
         for run in runs.values():
             run()  # the first one of each allocates
-        for _ in range(options.repeats):
+        for _ in range(num_rounds):
             for key, run in runs.items():
                 until = time.perf_counter() + _SHORT
                 times[key].append(run())

@@ -77,6 +77,7 @@ class Machine:
     spills_activations: bool  # activations that the SRAM cannot hold go through HBM, instead of not fitting
     node_bandwidth: float = 0.0  # out of a socket, to another node; 0: not known
     node_latency: float = 0.0  # of a transfer to another node
+    cache_efficiency: float = 1.0  # of the rate at which weights are read, for entries of slots
     price: float = 0.0  # dollars an hour; 0: not known
     power: float = 0.0  # watts, with its share of the node; 0: not known
 
@@ -165,7 +166,7 @@ _FLAGS = (
     "rounds_slots",
     "spills_activations",
 )
-_OPTIONAL = frozenset({"node_bandwidth", "node_latency", "price", "power"})
+_OPTIONAL = frozenset({"node_bandwidth", "node_latency", "cache_efficiency", "price", "power"})
 
 _WHOLE = ("max_sockets", "compute_units", "memory_units", "attention_tile", "kernels_per_layer")
 

@@ -50,7 +50,7 @@ class Kernel:
         stream = machine.hbm_bandwidth * machine.stream_efficiency
         return {
             "weights": self.weight_bytes / stream,
-            "cache": self.cache_bytes / stream,
+            "cache": self.cache_bytes / (stream * machine.cache_efficiency),
             "activations": self.activation_bytes / stream,
             "gathers": self.gather_bytes / (machine.hbm_bandwidth * machine.gather_efficiency),
             "ddr": self.ddr_bytes / machine.ddr_bandwidth,

@@ -35,8 +35,8 @@ def test_measured_constants_are_a_machine(capsys: pytest.CaptureFixture[str], tm
     options = ("--no-compile", "--repeats", "1", "--context", "2048", "--output", str(path))
     values = json_of(capsys, "measure", *options)
     fitted = [step for step in values["steps"] if step["use"] != "held out"]
-    assert len(fitted) == 4
-    assert len(values["steps"]) == 9
+    assert len(fitted) == 6
+    assert len(values["steps"]) == 11
     assert all(step["measured_seconds"] > 0 < step["simulated_seconds"] for step in values["steps"])
     machine = load_machine(str(path))
     assert machine.hbm_bandwidth == values["constants"]["hbm_bandwidth"]

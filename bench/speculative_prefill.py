@@ -5,9 +5,11 @@ Usage: `python -m bench.speculative_prefill --model TARGET --draft DRAFT [--out 
 of `snapserve eval ruler`, or of `eval prose` with the answer's first words, as raw text, greedily and cold:
 nothing is stored between requests.
 
-`whole` reads the whole prompt. `draft` and `look-ahead` are the server's. The others choose among the same
+`whole` reads the whole prompt. `draft` and `look-ahead` are the server's. The baselines choose among the same
 chunks of the draft's tokens, with the same sentences around them, and the same beginning and end kept: `bm25`
 by the words of the question, `newest` the last ones, and `random` ones, a control that must lose.
+`snapstream` reads the whole prompt into a slot of policy snapstream with that share of the prompt's entries,
+and `both` the draft's choice of twice that share into such a slot. All others use slots that hold all.
 """
 
 import argparse
@@ -134,7 +136,8 @@ def scores_of(setting: str, short: Shortening, case: Case, text: str, source: ra
 
 
 BASELINES = ("bm25", "newest", "random")
-SETTINGS = (WHOLE, *SERVED, *BASELINES)
+SNAPSTREAM, BOTH = "snapstream", "both"
+SETTINGS = (WHOLE, *SERVED, *BASELINES, SNAPSTREAM, BOTH)
 
 
 def shortened_prompt(setting: str, case: Case, framed: FramedText, keep: float, source: random.Random) -> str:
@@ -171,10 +174,16 @@ class Measurement:
 
     def _options(self, queries: str) -> tuple[str, ...]:
         most = str(self._plan.length + _MAX_ANSWER)
+        pools = ["full:slots=1,name=full"]
+        if {SNAPSTREAM, BOTH} & set(self._plan.settings):
+            pools += [
+                f"snapstream:slots=1,capacity={round(keep * self._plan.length)},name={keep:g}"
+                for keep in self._plan.keep
+            ]
         return (
             *("--model", self._plan.model, "--speculative-prefill-model", self._plan.draft),
             *("--speculative-prefill-queries", queries, "--speculative-prefill-threshold", "1"),
-            *("--policy", "full", "--num-slots", "1", "--max-model-len", most),
+            *("--pool", *pools, "--max-model-len", most),
             *("--prefix-cache-bytes", "0"),
             *self._plan.serve_options,
         )
@@ -196,13 +205,17 @@ class Measurement:
         self, setting: str, keep: float | None, case: Case, source: random.Random
     ) -> tuple[dict[str, Any], str]:
         if setting == WHOLE or keep is None:
-            return {"speculative_prefill": False}, case.prompt
-        if setting in SERVED:
-            fields = {"speculative_prefill": True, "speculative_prefill_keep": keep}
+            return {"speculative_prefill": False, "pool": "full"}, case.prompt
+        pool = f"{keep:g}" if setting in (SNAPSTREAM, BOTH) else "full"
+        if setting == SNAPSTREAM:
+            return {"speculative_prefill": False, "pool": pool, "question": case.question}, case.prompt
+        if setting in SERVED or setting == BOTH:
+            share = min(1.0, 2 * keep) if setting == BOTH else keep
+            fields = {"speculative_prefill": True, "speculative_prefill_keep": share, "pool": pool}
             return {**fields, "question": case.question}, case.prompt
         framed = self._draft_tokenizer.encode_framed(case.prompt, in_template=False)
         prompt = shortened_prompt(setting, case, framed, keep, source)
-        return {"speculative_prefill": False}, prompt
+        return {"speculative_prefill": False, "pool": pool}, prompt
 
     async def _ask(self, http: httpx.AsyncClient, url: str, case: Case, fields: Mapping[str, Any]) -> Answer:
         """Stream one answer. The draft has scored nothing like it: its salt is new."""

@@ -4,7 +4,9 @@ The flag, the environment variable, the help text and the reference table of an 
 field. This module declares. `server.options.command_line` reads.
 """
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -52,7 +54,14 @@ def _text(value: str) -> str:
     return value
 
 
+def _folder(value: Path) -> Path:
+    if value == Path():
+        raise ValueError("not empty")
+    return Path(os.path.expanduser(value))  # unlike Path, keeps the name of an unknown user
+
+
 Text = Annotated[str, AfterValidator(_text), Shown("TEXT")]
+Folder = Annotated[Path, AfterValidator(_folder), Shown("FOLDER")]
 Count = Annotated[int, Field(ge=1), Shown("N")]
 CountOrZero = Annotated[int, Field(ge=0), Shown("N")]
 Tokens = Annotated[int, Field(ge=1), Shown("TOKENS")]

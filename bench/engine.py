@@ -21,9 +21,9 @@ from commands.loadtest.config import Load
 from commands.loadtest.prompts import make_prompts
 from commands.loadtest.report import Report, make_report
 from commands.loadtest.table import report_table
+from commands.shared.option_types import JsonFile
 from server.options.command_line import OptionError, add_options, read_group
 from server.options.serve import add_serve_options, read_config
-from server.options.types import JsonFile
 
 PERCENTILES = (90.0, 99.0)
 

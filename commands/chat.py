@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from backends.options import Count, OptionGroup, Shown, Text
+from commands.shared.option_types import ApiKey, Url
 from server.options.command_line import add_options, groups_of, read_options
-from server.options.types import ApiKey, Url
 
 if TYPE_CHECKING:
     import httpx

@@ -13,11 +13,11 @@ from server.engine.client import QueueFullError, UnavailableError
 from server.generation.events import GenerationError
 from server.generation.failures import as_api_error
 from server.http.aliases import Aliases
-from server.http.auth import KeyGuard, KeyRing
+from server.http.auth import KeyGuard, KeyRing, key_name
 from server.http.body import BodyGuard
 from server.http.error_shapes import error_response
 from server.http.errors import ApiError
-from server.http.hosts import HostGuard
+from server.http.hosts import HostGuard, allowed_hosts
 from server.http.ignored import IgnoredParameters
 from server.http.observers import AccessLog
 from server.http.rate_limits import Accounts, RateLimits, RateObserver
@@ -77,7 +77,7 @@ def create_app(services: Services) -> FastAPI:
     app.add_middleware(
         IgnoredParameters,
         observer=services.metrics,
-        refuses_unknown=services.settings.unknown_parameters is UnknownParameters.REFUSE,
+        refuses_unknown=services.settings.api.unknown_parameters is UnknownParameters.REFUSE,
     )
     # The batches' route checks that a batch's endpoint is served.
     app.state.paths = frozenset(
@@ -102,7 +102,8 @@ def accounts(settings: ServerSettings, state: SharedState) -> Accounts | None:
     """Return the keys' accounts; None where nothing is limited."""
     if settings.rate_limit == RateLimit() and not settings.key_rate_limits:
         return None
-    return Accounts(settings.rate_limit, settings.key_rate_limits, state.buckets)
+    named = {key_name(key): limit for key, limit in settings.key_rate_limits.items()}
+    return Accounts(settings.rate_limit, named, state.buckets)
 
 
 def for_batches(app: ASGIApp, limits: Accounts | None) -> ASGIApp:
@@ -117,21 +118,21 @@ def guarded(
     # Each middleware wraps the previous one, so requests pass them from the last to the first. The key check
     # precedes the rate limits, which are per key, and the body, which is not read without a valid key. The
     # aliases precede all middleware that compares or logs paths.
-    guarded: ASGIApp = BodyGuard(app, settings.limits.max_body_bytes)
+    guarded: ASGIApp = BodyGuard(app, settings.api.max_body_size)
     if limits is not None:
         guarded = RateLimits(guarded, limits, observer)
     if settings.api_keys:
-        open_paths = OPEN_PATHS | page.PATHS if settings.page_is_shown else OPEN_PATHS
-        if settings.metrics_are_open:
+        open_paths = OPEN_PATHS | page.PATHS if settings.api.page else OPEN_PATHS
+        if not settings.api.metrics_require_key:
             open_paths |= {"/metrics"}
         guarded = KeyGuard(guarded, KeyRing(settings.api_keys), open_paths)
-    guarded = HostGuard(guarded, settings.allowed_hosts)
+    guarded = HostGuard(guarded, allowed_hosts(settings))
     guarded = Aliases(AccessLog(guarded, WallClock().now))
-    if settings.allowed_origins:
+    if settings.api.allowed_origins:
         # Outside the keys: a browser's preflight request carries no key.
         guarded = CORSMiddleware(
             guarded,
-            allow_origins=settings.allowed_origins,
+            allow_origins=settings.api.allowed_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["*"],

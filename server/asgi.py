@@ -36,7 +36,7 @@ class Application:
         await receive()
         async with contextlib.AsyncExitStack() as stack:
             try:
-                batches = stack.enter_context(open_batches(self._config.server.batches))
+                batches = stack.enter_context(open_batches(self._config.server))
                 instance = Instance(self._config, batches)
                 stack.push_async_callback(instance.close)
                 instance.start()

@@ -185,7 +185,7 @@ class Instance:
 
 def open_state(settings: ServerSettings, observer: StateObserver) -> SharedState:
     """Return the state of this process, or the one that a URL names. Raises `OptionError`."""
-    url = settings.state_url
+    url = settings.api.state_url
     if url is None:
         return MemoryState(settings.storage)
     if url.startswith(SQLITE):

@@ -16,12 +16,13 @@ from importlib.util import find_spec
 
 from backends.host_cpus import num_threads
 from server.batches.disk import FolderError
+from server.batches.limits import BatchLimits
 from server.batches.service import Batches
 from server.logs import configure_logging
 from server.options.command_line import OptionError
 from server.options.models import INSTALL_SMOLLM2
 from server.options.serve import Config, add_serve_options, read_config, with_flags
-from server.options.settings import BatchSettings
+from server.options.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             for flag, port in (("--port", process.port), ("--admin-port", process.admin_port))
             if port is not None
         ]
-        batches = stack.enter_context(open_batches(config.server.batches))
+        batches = stack.enter_context(open_batches(config.server))
         prepare(config)
         from server.process import run_process
 
@@ -81,13 +82,14 @@ def prepare(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def open_batches(settings: BatchSettings | None) -> Iterator[Batches | None]:
+def open_batches(settings: ServerSettings) -> Iterator[Batches | None]:
     """Lock and load the folder of files and batches, if one is set. Raises `OptionError` if that fails."""
-    if settings is None:
+    folder = settings.batches.batch_dir
+    if folder is None:
         yield None
         return
     try:
-        batches = Batches(settings)
+        batches = Batches(folder, settings.batches, BatchLimits(max_line_bytes=settings.api.max_body_size))
     except FolderError as error:
         raise OptionError(with_flags(str(error))) from error
     with batches:

@@ -1,16 +1,13 @@
 """What a torch backend is built from."""
 
 import enum
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator
-
 from backends.checkpoint import CACHE
 from backends.config import BackendConfig
-from backends.options import OptionGroup, Shown
+from backends.options import Folder, OptionGroup, Shown
 
 DEFAULT_COMPILE_CACHE = CACHE
 
@@ -55,12 +52,6 @@ class TorchBackendConfig(BackendConfig):
             raise ValueError("require_compiled needs compile")
 
 
-def _folder(value: Path) -> Path:
-    if str(value) == ".":
-        raise ValueError("not empty")
-    return Path(os.path.expanduser(value))  # unlike Path, keeps the name of an unknown user
-
-
 class TorchOptions(OptionGroup):
     """The options of `--backend torch`."""
 
@@ -76,9 +67,7 @@ class TorchOptions(OptionGroup):
     compile: bool = True
     """Whether decode steps run as CUDA graphs on a GPU, compiled and captured before the server is ready, and
     on a CPU as code compiled for it, in the background."""
-    compile_cache: Annotated[Path, AfterValidator(_folder), Shown("FOLDER", default="~/.cache/snapserve")] = (
-        DEFAULT_COMPILE_CACHE
-    )
+    compile_cache: Annotated[Folder, Shown(default="~/.cache/snapserve")] = DEFAULT_COMPILE_CACHE
     """Where compiled code is stored. What another user owns, or could have written, is not loaded."""
     require_compiled: bool = False
     """Whether the server is ready only once decode is compiled, and ends if it cannot be."""

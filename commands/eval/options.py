@@ -1,7 +1,4 @@
-"""Every option of `snapserve eval`, by question.
-
-`python -m commands.eval.options` prints the tables of the reference.
-"""
+"""Every option of `snapserve eval`, by question."""
 
 from dataclasses import dataclass, make_dataclass
 from enum import StrEnum
@@ -17,9 +14,10 @@ from commands.eval.benchmarks.suite import BENCHMARKS
 from commands.eval.prose.layout import QuestionPosition, Turns
 from commands.eval.prose.tasks import PROSE_TASKS
 from commands.eval.tasks.suite import TASKS
-from server.options.command_line import OptionSet, groups_of, options_table
+from commands.shared.option_types import ApiKey, JsonFile, Picture, Url
+from server.options.command_line import OptionSet
 from server.options.models import Model
-from server.options.types import ApiKey, JsonFile, Picture, Url, one_of
+from server.options.types import one_of
 
 EVAL_MODEL = Path(__file__).parent / "eval_model"
 
@@ -257,15 +255,3 @@ QUESTIONS = (
     *map(_benchmark, BENCHMARKS.values()),
     Question("compare", "Compare two runs of `eval` case by case.", CompareOptions),
 )
-
-
-def options_tables() -> str:
-    """Return the options of every question as Markdown."""
-    return "\n".join(
-        f"## `snapserve eval {question.name}`: options\n\n{options_table(groups_of(question.options))}"
-        for question in QUESTIONS
-    )
-
-
-if __name__ == "__main__":
-    print(options_tables(), end="")

@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from backends.options import Count, CountOrZero, OptionGroup, Seconds, Shown, Text, Tokens
+from commands.shared.option_types import AnyFile, ApiKey, JsonFile, Picture, Url, is_printable
 from server.options.command_line import OptionError, read_options
-from server.options.types import AnyFile, ApiKey, JsonFile, Picture, Url, is_printable
 
 
 class PromptFormat(StrEnum):

@@ -1,7 +1,4 @@
-"""Every option of `snapserve simulate`, by question.
-
-`python -m commands.simulate` prints the tables of the reference.
-"""
+"""Every option of `snapserve simulate`, by question."""
 
 import enum
 from dataclasses import dataclass
@@ -14,10 +11,10 @@ from backends.sn40l.entry import MACHINE_TEXT, MODEL_TEXT, MachineName, ModelNam
 from backends.sn40l.step.deployment import Execution
 from cache.policy import PolicyName
 from cache.pool_options import KVCacheDtype
+from commands.shared.option_types import OutputFile, Picture, PictureFolder
 from commands.simulate.arrivals import ShapeName
-from server.options.command_line import options_table
 from server.options.speculative_prefill import Keep
-from server.options.types import InputFile, OutputFile, Picture, PictureFolder
+from server.options.types import InputFile
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), Shown("N", expected="a number above 0")]
 _COUNTS = Shown("N,…", is_joined=True, expected="a whole number of at least 1, or several with commas")
@@ -248,7 +245,7 @@ class MeasureOptions(SimulateGroup):
     title: ClassVar[str] = "snapserve simulate measure"
 
     repeats: Count = 10
-    """Rounds in which each step runs; the shortest run counts."""
+    """Rounds in which each step runs; the median counts."""
     context: Annotated[int, Field(ge=2048, le=131072), Shown("N", expected="from 2048 to 131072")] = 4096
     """Tokens of the longest step."""
     compile: bool = True
@@ -280,8 +277,3 @@ QUESTIONS = (
         ReproduceOptions,
     ),
 )
-
-
-def options_tables() -> str:
-    """Return the options of every question as Markdown."""
-    return options_table(question.options for question in QUESTIONS)

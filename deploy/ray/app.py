@@ -53,7 +53,7 @@ class Replica:
         config = environment_config()
         prepare(config)
         self._stack = contextlib.AsyncExitStack()
-        batches = self._stack.enter_context(open_batches(config.server.batches))
+        batches = self._stack.enter_context(open_batches(config.server))
         self._instance = Instance(config, batches)
         self._stack.push_async_callback(self._instance.close)
         self._instance.start()

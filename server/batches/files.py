@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from server.batches.disk import Disk, move, try_lock, write_atomically
 from server.batches.quota import Quota
 from server.http.errors import ApiError, conflict, overloaded
-from server.options.settings import BatchSettings
+from server.options.settings import BatchOptions
 
 logger: Final = logging.getLogger(__name__)
 
@@ -58,16 +58,17 @@ class FileStore:
     `read_ids` returns the ids of the files that unfinished batches read. These are not deleted.
     """
 
-    def __init__(self, disk: Disk, settings: BatchSettings, now: Callable[[], float]) -> None:
+    def __init__(self, disk: Disk, options: BatchOptions, max_uploads: int, now: Callable[[], float]) -> None:
         """Remove incomplete files that a crash left. The disk's first transaction reads the others."""
         self._disk = disk
-        self._settings = settings
+        self._max_files = options.max_files
+        self._max_uploads = max_uploads
         self._now = now
         self._folder = disk.folder("files")
         # Replaced by the disk's thread, never changed, so that the event loop may read it at any time.
         self._files: dict[str, StoredFile] = {}
         self.read_ids: Callable[[], Collection[str]] = tuple
-        self.quota = Quota(settings.max_disk_bytes)
+        self.quota = Quota(options.max_file_storage)
         self.quota.sources.append(lambda: sum(file.num_bytes for file in self._files.values()))
         self.uploads = Counter[str]()  # uploads in progress at this server, by owner
         disk.change_now(self._clean)
@@ -99,13 +100,13 @@ class FileStore:
 
     def check_room(self, owner: str) -> None:
         """Check that `owner` may start another upload. Raises `ApiError`."""
-        if len(self._files) + self.uploads.total() >= self._settings.max_files:
+        if len(self._files) + self.uploads.total() >= self._max_files:
             message = (
-                f"The server stores at most {self._settings.max_files} files. "
+                f"The server stores at most {self._max_files} files. "
                 "Please delete files that you no longer need."
             )
             raise ApiError(413, "file_limit_exceeded", message, param="file")
-        max_uploads = self._settings.max_uploads
+        max_uploads = self._max_uploads
         if self.uploads.total() >= max_uploads:
             raise overloaded(
                 f"The server accepts at most {max_uploads} uploads at once. Please try again.", retry_after=1

@@ -56,7 +56,7 @@ class BatchRunner:
         self._disk = batches.disk
         self._files = batches.files
         self._store = batches.store
-        self._settings = batches.settings
+        self._limits = batches.limits
         self._now = batches.now
         self._dispatcher = dispatcher
         self._observer = observer
@@ -279,7 +279,7 @@ class BatchRunner:
         return await self._disk.run(Journal, self._store.folder(batch.id))
 
     async def _inspect(self, batch: Batch, answered: frozenset[str] | set[str]) -> Inspection:
-        limits = self._settings
+        limits = self._limits
         path = self._files.content_of(batch.input_file_id)
         return await asyncio.to_thread(
             inspect_input, path, batch.endpoint, limits.max_lines, limits.max_line_bytes, answered

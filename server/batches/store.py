@@ -20,8 +20,8 @@ from server.batches.batch import COMPLETION_WINDOW, Batch, BatchStatus, Counts, 
 from server.batches.disk import Disk, private, write_atomically
 from server.batches.files import DEFAULT_LIFETIME, FileStore, Purpose
 from server.batches.journal import JOURNAL_FILES, Journal
+from server.batches.limits import BatchLimits
 from server.http.errors import ApiError, conflict, invalid_value, overloaded
-from server.options.settings import BatchSettings
 from server.protocol.batches import BatchRequest
 
 logger: Final = logging.getLogger(__name__)
@@ -49,13 +49,11 @@ class BatchStore:
     A batch's input file is not deleted before the batch has ended.
     """
 
-    def __init__(
-        self, disk: Disk, files: FileStore, settings: BatchSettings, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, disk: Disk, files: FileStore, limits: BatchLimits, now: Callable[[], float]) -> None:
         """Remove incomplete batches that a crash left. The disk's first transaction reads the others."""
         self._disk = disk
         self._files = files
-        self._settings = settings
+        self._limits = limits
         self._now = now
         self._folder = disk.folder("batches")
         # Replaced by the disk's thread, never changed, so that the event loop may read it at any time.
@@ -233,9 +231,9 @@ class BatchStore:
                 f"'{file.purpose}'.",
                 "input_file_id",
             )
-        if len(self.unfinished()) >= self._settings.max_unfinished:
+        if len(self.unfinished()) >= self._limits.max_unfinished:
             raise overloaded(
-                f"At most {self._settings.max_unfinished} batches may be unfinished at once. "
+                f"At most {self._limits.max_unfinished} batches may be unfinished at once. "
                 "Please try again later.",
                 retry_after=60,
             )
@@ -259,7 +257,7 @@ class BatchStore:
     def _forget_oldest(self) -> None:
         """Above the limit, forget the oldest ended batches. Unfinished ones stay, even above the limit."""
         ended_ids = [batch.id for batch in self._batches.values() if batch.status.has_ended]
-        num_surplus = max(0, len(self._batches) - self._settings.max_batches)
+        num_surplus = max(0, len(self._batches) - self._limits.max_batches)
         for ended_id in ended_ids[:num_surplus]:
             self._batches = {key: batch for key, batch in self._batches.items() if key != ended_id}
             shutil.rmtree(self.folder(ended_id))

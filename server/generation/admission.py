@@ -21,6 +21,7 @@ from scheduler.admission import (
     route,
 )
 from scheduler.messages import Add, AdmittedAdd, StopCriteria
+from scheduler.waiting import QueueOrder
 from server.generation.task import Rendered, Task
 from server.grammar.structure import Structure
 from server.http.errors import ApiError, invalid_value, model_not_found, unsupported_parameter
@@ -64,7 +65,7 @@ def check_limits(request: GenerationRequest, num_prompts: int, settings: ServerS
             raise invalid_value(
                 f"'{param}' may have texts of at most {limits.max_stop_length} characters.", param
             )
-    if request.priority and not settings.priority_is_honoured:
+    if request.priority and settings.scheduling.scheduling_order is not QueueOrder.PRIORITY:
         raise unsupported_parameter("priority", "must be 0: this server's queue is first come, first served")
 
 
@@ -162,8 +163,8 @@ def _engine_request(
         arrival_time=context.arrival_time,
         num_choices=options.num_choices,
         priority=options.priority or 0,
-        queue_timeout=_shorter(options.queue_timeout, settings.queue_timeout),
-        timeout=_shorter(options.request_timeout, settings.request_timeout),
+        queue_timeout=_shorter(options.queue_timeout, settings.scheduling.queue_timeout),
+        timeout=_shorter(options.request_timeout, settings.scheduling.request_timeout),
         num_prompt_logprobs=task.num_prompt_logprobs,
         num_prefill_tokens=options.num_prefill_tokens,
         returns_kept=task.returns_kept_tokens,

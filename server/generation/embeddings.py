@@ -55,7 +55,7 @@ def embedding_task(
         prompt_param="input",
         max_tokens=lambda _: 0,
         render=render,
-        pooling=settings.embedding_pooling,
+        pooling=settings.api.embedding_pooling,
         max_in_flight=MAX_IN_FLIGHT,
         truncates=request.truncate_prompt_tokens is not None,
     )

@@ -197,7 +197,7 @@ async def prepare(reserved: Reserved) -> Prepared:
     except StopRegexError as error:
         raise invalid_value(f"'stop_regex' cannot be followed: {error}.", "stop_regex") from error
     adds = engine_requests(task, rendered, context, services)
-    if services.settings.log_prompts:
+    if services.settings.api.log_prompts:
         await _log_prompts(adds, services)
     await call.record.quota.reserve(sum(_max_cost(add, task) for add in adds))
     pools = tuple(services.client.spec.pools[add.pool].name for add in adds)

@@ -65,7 +65,7 @@ class GenerationResponse(Response):
 
     async def _send_events(self, accepted: Accepted, sender: "_Sender") -> None:
         clock = asyncio.get_running_loop().time
-        interval = self._services.settings.keepalive_interval
+        interval = self._services.settings.api.keepalive_interval
         last_sent = clock()
         while True:
             try:

@@ -73,8 +73,8 @@ class ChatFormat:
 
         Without any sign in the template, calls are written as Hermes'. gpt-oss's format is one of both.
         """
-        tools = settings.tool_call_parser
-        reasoning = settings.reasoning_parser
+        tools = settings.api.tool_call_parser
+        reasoning = settings.api.reasoning_parser
         tool_format = (
             tool_format_of(chat_template) or TOOL_FORMATS["hermes"]
             if tools is ToolParserName.AUTO
@@ -142,7 +142,9 @@ def template_warnings(chat_template: str | None, settings: ServerSettings) -> li
     """Return what an operator should know about a model's chat template."""
     if chat_template is None:
         return ["The model has no chat template, so chats are refused. --chat-template FILE sets one."]
-    is_unknown = settings.tool_call_parser is ToolParserName.AUTO and tool_format_of(chat_template) is None
+    is_unknown = (
+        settings.api.tool_call_parser is ToolParserName.AUTO and tool_format_of(chat_template) is None
+    )
     if "tools" in chat_template and is_unknown:
         unknown = "The chat template takes tools and shows no known format of calls."
         return [f"{unknown} They are read as Hermes' are. --tool-call-parser sets another format."]

@@ -4,13 +4,31 @@ A page may let its name lead to 127.0.0.1 once it is loaded (DNS rebinding). The
 for the page's own. The Host header still has the page's name, which this module refuses.
 """
 
+import ipaddress
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.http.error_shapes import error_response
 from server.http.errors import ApiError
-from server.options.hosts import is_this_machine
+from server.options.settings import ServerSettings
+
+
+def is_this_machine(name: str) -> bool:
+    """Return whether a name or an address, without a port, leads to the machine itself everywhere."""
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def allowed_hosts(settings: ServerSettings) -> tuple[str, ...] | None:
+    """Return the names, beside this machine's own, under which the server may be called; None for all."""
+    named = settings.api.allowed_hosts
+    is_open = not named and (bool(settings.api_keys) or not is_this_machine(settings.host))
+    return None if is_open or "*" in named else named
 
 
 class HostGuard:

@@ -235,23 +235,6 @@ def validated(group: type[Group], values: Mapping[str, Any], sources: Mapping[st
         raise OptionError(f"{message}, got {first['input']!r}") from error
 
 
-def options_table(groups: Iterable[type[OptionGroup]]) -> str:
-    """Return the options as Markdown tables."""
-    lines: list[str] = []
-    for group in filter(options_of, groups):
-        if group.is_hidden:
-            continue
-        lines += [f"### {group.title}", "", "| flag | variable | default | meaning |", "|---|---|---|---|"]
-        for option in options_of(group):
-            metavar = option.metavar.replace("|", "\\|") + " …" * (option.is_list and not option.is_joined)
-            flag = f"`{option.flag} {metavar}`"
-            if option.is_switch:
-                flag = f"`{option.flag}`, `--no-{option.name}`"
-            lines.append(f"| {flag} | `{option.variable}` | {option.default_text} | {option.text} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
 def _types(hint: Any) -> Iterator[Any]:
     """Yield a type and the types that it is made of."""
     if get_origin(hint) is Annotated:

@@ -1,26 +1,12 @@
-"""API keys: their names in logs and queues, and the file that lists them.
+"""The file that lists API keys.
 
-The file has one key a line, with optional limits: `sk-abc requests=60 tokens=100000`.
+It has one key a line, with optional limits: `sk-abc requests=60 tokens=100000`.
 """
 
-import hashlib
 from pathlib import Path
 
 from server.options.command_line import OptionError
 from server.options.settings import RateLimit
-
-
-def key_digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
-def digest_name(digest: bytes) -> str:
-    return digest.hex()[:12]
-
-
-def key_name(key: str) -> str:
-    """Return the name of a key in logs and queues: the first 12 digits of its hash."""
-    return digest_name(key_digest(key.encode()))
 
 
 def read_key_file(path: str, default: RateLimit) -> dict[str, RateLimit]:

@@ -1,7 +1,4 @@
-"""Every option of `snapserve serve`, and the configuration that they make: one frozen object for each floor.
-
-`python -m server.options.serve` prints the tables of the reference.
-"""
+"""Every option of `snapserve serve`, and their configuration: one frozen object for each floor."""
 
 import argparse
 import enum
@@ -17,49 +14,34 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from backends.config import DEFAULT_MAX_MODEL_LEN, BackendConfig, ConfiguredBackend
-from backends.interface import PromptPooling
-from backends.options import Bytes, Count, CountOrZero, OptionGroup, Seconds, Shown, Text, Tokens
+from backends.options import OptionGroup, Seconds, Shown, Text, Tokens
 from backends.registry import BUILT_IN, RegistryError, backend_entries, configure_backend
 from scheduler.config import SchedulerConfig
-from scheduler.waiting import QueueOrder
 from server.logs import LogFormat
 from server.options.command_line import (
     OptionError,
     add_options,
     groups_of,
     options_of,
-    options_table,
     read_group,
     read_options,
 )
-from server.options.hosts import is_this_machine
-from server.options.keys import key_name, read_key_file
-from server.options.models import (
-    DEMO_MODEL,
-    DEMO_MODEL_NAME,
-    Model,
-    default_model,
-    is_packaged,
-    served_name,
-)
+from server.options.keys import read_key_file
+from server.options.models import DEMO_MODEL, DEMO_MODEL_NAME, Model, default_model, is_packaged, served_name
 from server.options.settings import (
-    BatchSettings,
+    ApiOptions,
+    BatchOptions,
     ConnectionLimits,
-    Limits,
     RateLimit,
-    ReasoningParserName,
+    SchedulingOptions,
     ServerSettings,
     StorageLimits,
-    ToolParserName,
-    UnknownParameters,
 )
 from server.options.slots import CacheOptions, SelectionOptions, SlotOptions, read_pools
 from server.options.speculative_prefill import SpeculativePrefill
-from server.options.types import InputFile, Origin, StateUrl, one_of
+from server.options.types import InputFile, one_of
 
 TRACE_VARIABLES = frozenset({"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"})
-_SCHEDULER = SchedulerConfig()
-_BATCHES = BatchSettings(Path())
 
 
 class LogLevel(enum.StrEnum):
@@ -97,35 +79,6 @@ class ModelOptions(OptionGroup):
     """File with a chat template in Jinja, in place of the model's."""
 
 
-class SchedulingOptions(OptionGroup):
-    """The order of requests and their time limits."""
-
-    title: ClassVar[str] = "Scheduling"
-
-    scheduling_order: QueueOrder = _SCHEDULER.order
-    """Which request is admitted first: fair is by the tokens that each API key was given, and first come,
-    first served within each."""
-    max_num_waiting: CountOrZero = _SCHEDULER.max_num_waiting
-    """Sequences that may wait for a slot; more get a 429."""
-    max_num_waiting_per_key: Annotated[
-        CountOrZero | None,
-        Shown(default="half of --max-num-waiting when there are several keys, otherwise all"),
-    ] = None
-    """Sequences of one API key that may wait beyond as many as there are slots; more get a 429."""
-    queue_timeout: Seconds | None = None
-    """Longest wait for a slot."""
-    request_timeout: Seconds | None = None
-    """Longest time for a whole request."""
-    max_inter_token_latency: Seconds = _SCHEDULER.max_inter_token_latency
-    """Target for the time between two tokens while prompts are being read. A longer one reads them sooner,
-    and gives more tokens a second in all."""
-    max_decode_steps: Count = _SCHEDULER.max_decode_steps
-    """Most decode steps of one launch, if no request waits."""
-    num_speculative_tokens: CountOrZero = _SCHEDULER.num_speculative_tokens
-    """Most tokens that are guessed and then verified by one decode step, where one or two sequences are live;
-    0 for none. They come from a request's text and its `prediction`, and change no answer."""
-
-
 class ProcessOptions(OptionGroup):
     """The address, the logs and the end of the process."""
 
@@ -151,71 +104,6 @@ class ProcessOptions(OptionGroup):
         Text | None, Shown("URL", default="OTEL_EXPORTER_OTLP_ENDPOINT if it is set, otherwise none")
     ] = None
     """Where traces are sent by OTLP over HTTP, as http://localhost:4318; needs the extra `otel`."""
-
-
-class ApiOptions(OptionGroup):
-    """The API's features and its access."""
-
-    title: ClassVar[str] = "API"
-
-    api_key: Annotated[tuple[Text, ...], Shown("KEY", is_secret=True)] = ()
-    """Keys of which requests must give one; prefer the file or the variable."""
-    api_key_file: Annotated[Text | None, Shown("FILE")] = None
-    """File with one key a line, which `requests=N` and `tokens=N` may follow: its own limits a minute. Lines
-    with # are comments."""
-    allowed_origins: tuple[Origin, ...] = ()
-    """Sites whose pages may call the server from a browser (CORS): https://example.com, or * for all."""
-    allowed_hosts: Annotated[
-        tuple[Text, ...], Shown("NAME", default="all, with keys or an address other machines reach")
-    ] = ()
-    """Names by which the server may be called, beside this machine's own; * is all. Without keys on a
-    loopback address, others get a 403: a page could point its own name there."""
-    rate_limit_requests: Count | None = None
-    """Requests that one key may send a minute; more get a 429."""
-    rate_limit_tokens: Count | None = None
-    """Tokens of prompts and answers that one key may use a minute."""
-    state_url: Annotated[StateUrl | None, Shown("URL", default="none: in this process")] = None
-    """Redis where replicas share rate limits and stored responses, as redis://host:6379/0; needs the extra
-    `redis`. Prefer the variable if it has a password. Or a file where one server's stored responses outlive
-    it, as sqlite:///path/responses.db."""
-    metrics_require_key: bool = True
-    """Whether `/metrics` needs a key when there are keys."""
-    tool_call_parser: ToolParserName = ToolParserName.AUTO
-    """How the model writes tool calls; auto is as its chat template does."""
-    reasoning_parser: ReasoningParserName = ReasoningParserName.AUTO
-    """How the model marks its reasoning; auto is as its chat template does."""
-    embedding_pooling: PromptPooling = PromptPooling.MEAN
-    """What an embedding is made of: the mean of all tokens' last hidden states, or the last token's."""
-    enable_slots: bool = False
-    """Whether `GET /slots` reports the state of each slot."""
-    page: bool = True
-    """Whether `/` is a page with a chat and a live view of the slots, and `/docs` the API's reference."""
-    max_body_size: Bytes = Limits().max_body_bytes
-    """Longest body of a request; a longer one gets a 413."""
-    keepalive_interval: Seconds = 10.0
-    """Time between comments on a silent stream."""
-    unknown_parameters: UnknownParameters = UnknownParameters.IGNORE
-    """What happens to a request's parameters that the server does not know: ignore names them in a header of
-    the answer, refuse answers 400."""
-    log_prompts: bool = False
-    """Whether prompts are logged too, as the model reads them."""
-
-
-class BatchOptions(OptionGroup):
-    """Files and batches."""
-
-    title: ClassVar[str] = "Files and batches"
-
-    batch_dir: Annotated[Text | None, Shown("DIR", default="none: neither is served")] = None
-    """Folder for `/v1/files` and `/v1/batches`, of one server only."""
-    batch_concurrency: Annotated[Count | None, Shown(default="half of the slots")] = None
-    """Lines of batches that run at once, and slots they may hold."""
-    max_file_size: Bytes = _BATCHES.max_file_bytes
-    """Longest file; a longer one gets a 413."""
-    max_files: Count = _BATCHES.max_files
-    """Number of files, of all keys together."""
-    max_file_storage: Bytes = _BATCHES.max_disk_bytes
-    """Bytes of all files together; lines wait while it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,9 +224,7 @@ def _backend(options: ServeOptions) -> BackendConfig:
         scratch_capacity=options.cache.scratch_capacity,
         prefill_chunk=options.cache.prefill_chunk,
         prefix_cache_bytes=options.cache.prefix_cache_bytes,
-        prefix_cache_dir=Path(os.path.expanduser(folder))
-        if (folder := options.cache.prefix_cache_dir)
-        else None,
+        prefix_cache_dir=options.cache.prefix_cache_dir,
         prefix_cache_disk_bytes=options.cache.prefix_cache_disk_bytes,
     )
 
@@ -375,48 +261,12 @@ def _server(options: ServeOptions) -> ServerSettings:
         created=int(time.time()),
         api_keys=(*api.api_key, *file_keys),
         rate_limit=rate_limit,
-        key_rate_limits={key_name(key): limit for key, limit in file_keys.items()},
-        allowed_origins=api.allowed_origins,
-        allowed_hosts=_allowed_hosts(options, has_keys=bool(api.api_key or file_keys)),
-        metrics_are_open=not api.metrics_require_key,
-        priority_is_honoured=options.scheduling.scheduling_order is QueueOrder.PRIORITY,
-        slots_are_shown=api.enable_slots,
-        page_is_shown=api.page,
-        keepalive_interval=api.keepalive_interval,
-        queue_timeout=options.scheduling.queue_timeout,
-        request_timeout=options.scheduling.request_timeout,
-        tool_call_parser=api.tool_call_parser,
-        reasoning_parser=api.reasoning_parser,
+        key_rate_limits=file_keys,
+        host=options.process.host,
+        scheduling=options.scheduling,
         prefix_sharing=options.cache.prefix_sharing,
-        embedding_pooling=api.embedding_pooling,
-        log_prompts=api.log_prompts,
-        unknown_parameters=api.unknown_parameters,
-        limits=Limits(max_body_bytes=api.max_body_size),
+        api=api,
         connections=options.connections,
         storage=options.storage,
-        state_url=api.state_url,
-        batches=_batches(options.batches, api.max_body_size),
+        batches=options.batches,
     )
-
-
-def _allowed_hosts(options: ServeOptions, *, has_keys: bool) -> tuple[str, ...] | None:
-    """Return the names beside this machine's own that requests may be for; None for all."""
-    named = options.api.allowed_hosts
-    is_open = not named and (has_keys or not is_this_machine(options.process.host))
-    return None if is_open or "*" in named else named
-
-
-def _batches(batches: BatchOptions, max_body_size: int) -> BatchSettings | None:
-    if batches.batch_dir is None:
-        return None
-    return BatchSettings(
-        folder=Path(batches.batch_dir),
-        max_file_bytes=batches.max_file_size,
-        max_files=batches.max_files,
-        max_disk_bytes=batches.max_file_storage,
-        max_line_bytes=max_body_size,
-    )
-
-
-if __name__ == "__main__":
-    print(options_table(serve_groups()), end="")

@@ -6,11 +6,25 @@ This module knows neither the environment nor a command line.
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from backends.interface import PromptPooling
-from backends.options import Bytes, Count, CountOrZero, OptionGroup, PositiveSeconds, Seconds, Shown
+from backends.options import (
+    Bytes,
+    Count,
+    CountOrZero,
+    Folder,
+    OptionGroup,
+    PositiveSeconds,
+    Seconds,
+    Shown,
+    Text,
+)
+from scheduler.config import SchedulerConfig
+from scheduler.waiting import QueueOrder
+from server.options.types import Origin, StateUrl
+
+_SCHEDULER = SchedulerConfig()
 
 
 class ToolParserName(enum.StrEnum):
@@ -59,7 +73,6 @@ class Limits:
     Every list is limited by `server.protocol.fields.MAX_ITEMS` too.
     """
 
-    max_body_bytes: int = 4 * 1024 * 1024
     max_messages: int = 2048
     max_tools: int = 128
     max_prompts: int = 256  # of one completion request
@@ -70,6 +83,90 @@ class Limits:
     max_stop_length: int = 256  # characters of one stop string
     max_stop_token_ids: int = 256
     max_logit_bias: int = 1024
+
+
+class UnknownParameters(enum.StrEnum):
+    """What happens to a request's parameters that the server does not know."""
+
+    IGNORE = "ignore"
+    REFUSE = "refuse"
+
+
+class SchedulingOptions(OptionGroup):
+    """The order of requests and their time limits."""
+
+    title: ClassVar[str] = "Scheduling"
+
+    scheduling_order: QueueOrder = _SCHEDULER.order
+    """Which request is admitted first: fair is by the tokens that each API key was given, and first come,
+    first served within each."""
+    max_num_waiting: CountOrZero = _SCHEDULER.max_num_waiting
+    """Sequences that may wait for a slot; more get a 429."""
+    max_num_waiting_per_key: Annotated[
+        CountOrZero | None,
+        Shown(default="half of --max-num-waiting when there are several keys, otherwise all"),
+    ] = None
+    """Sequences of one API key that may wait beyond as many as there are slots; more get a 429."""
+    queue_timeout: Seconds | None = None
+    """Longest wait for a slot."""
+    request_timeout: Seconds | None = None
+    """Longest time for a whole request."""
+    max_inter_token_latency: Seconds = _SCHEDULER.max_inter_token_latency
+    """Target for the time between two tokens while prompts are being read. A longer one reads them sooner,
+    and gives more tokens a second in all."""
+    max_decode_steps: Count = _SCHEDULER.max_decode_steps
+    """Most decode steps of one launch, if no request waits."""
+    num_speculative_tokens: CountOrZero = _SCHEDULER.num_speculative_tokens
+    """Most tokens that are guessed and then verified by one decode step, where one or two sequences are live;
+    0 for none. They come from a request's text and its `prediction`, and change no answer."""
+
+
+class ApiOptions(OptionGroup):
+    """The API's features and its access."""
+
+    title: ClassVar[str] = "API"
+
+    api_key: Annotated[tuple[Text, ...], Shown("KEY", is_secret=True)] = ()
+    """Keys of which requests must give one; prefer the file or the variable."""
+    api_key_file: Annotated[Text | None, Shown("FILE")] = None
+    """File with one key a line, which `requests=N` and `tokens=N` may follow: its own limits a minute. Lines
+    with # are comments."""
+    allowed_origins: tuple[Origin, ...] = ()
+    """Sites whose pages may call the server from a browser (CORS): https://example.com, or * for all."""
+    allowed_hosts: Annotated[
+        tuple[Text, ...], Shown("NAME", default="all, with keys or an address other machines reach")
+    ] = ()
+    """Names by which the server may be called, beside this machine's own; * is all. Without keys on a
+    loopback address, others get a 403: a page could point its own name there."""
+    rate_limit_requests: Count | None = None
+    """Requests that one key may send a minute; more get a 429."""
+    rate_limit_tokens: Count | None = None
+    """Tokens of prompts and answers that one key may use a minute."""
+    state_url: Annotated[StateUrl | None, Shown("URL", default="none: in this process")] = None
+    """Redis where replicas share rate limits and stored responses, as redis://host:6379/0; needs the extra
+    `redis`. Prefer the variable if it has a password. Or a file where one server's stored responses outlive
+    it, as sqlite:///path/responses.db."""
+    metrics_require_key: bool = True
+    """Whether `/metrics` needs a key when there are keys."""
+    tool_call_parser: ToolParserName = ToolParserName.AUTO
+    """How the model writes tool calls; auto is as its chat template does."""
+    reasoning_parser: ReasoningParserName = ReasoningParserName.AUTO
+    """How the model marks its reasoning; auto is as its chat template does."""
+    embedding_pooling: PromptPooling = PromptPooling.MEAN
+    """What an embedding is made of: the mean of all tokens' last hidden states, or the last token's."""
+    enable_slots: bool = False
+    """Whether `GET /slots` reports the state of each slot."""
+    page: bool = True
+    """Whether `/` is a page with a chat and a live view of the slots, and `/docs` the API's reference."""
+    max_body_size: Bytes = 4 * 1024 * 1024
+    """Longest body of a request; a longer one gets a 413."""
+    keepalive_interval: Seconds = 10.0
+    """Time between comments on a silent stream."""
+    unknown_parameters: UnknownParameters = UnknownParameters.IGNORE
+    """What happens to a request's parameters that the server does not know: ignore names them in a header of
+    the answer, refuse answers 400."""
+    log_prompts: bool = False
+    """Whether prompts are logged too, as the model reads them."""
 
 
 class ConnectionLimits(OptionGroup):
@@ -96,19 +193,21 @@ class RateLimit:
     tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSettings:
-    """The folder of files and batches, and their limits over all keys together."""
+class BatchOptions(OptionGroup):
+    """Files and batches."""
 
-    folder: Path
-    max_file_bytes: int = 200 * 1024 * 1024
-    max_files: int = 1000
-    max_disk_bytes: int = 10 * 1024 * 1024 * 1024
-    max_uploads: int = 8  # at once
-    max_lines: int = 50_000  # of one batch
-    max_line_bytes: int = 4 * 1024 * 1024
-    max_unfinished: int = 32
-    max_batches: int = 1000  # above it, the oldest ended batches are deleted, without their files
+    title: ClassVar[str] = "Files and batches"
+
+    batch_dir: Annotated[Folder | None, Shown("DIR", default="none: neither is served")] = None
+    """Folder for `/v1/files` and `/v1/batches`, of one server only."""
+    batch_concurrency: Annotated[Count | None, Shown(default="half of the slots")] = None
+    """Lines of batches that run at once, and slots they may hold."""
+    max_file_size: Bytes = 200 * 1024 * 1024
+    """Longest file; a longer one gets a 413."""
+    max_files: Count = 1000
+    """Number of files, of all keys together."""
+    max_file_storage: Bytes = 10 * 1024 * 1024 * 1024
+    """Bytes of all files together; lines wait while it is full."""
 
 
 class StorageLimits(OptionGroup):
@@ -122,13 +221,6 @@ class StorageLimits(OptionGroup):
     """Bytes of all stored responses together, in JSON."""
     ttl: Annotated[Seconds, Shown(flag="stored-response-ttl")] = 24 * 3600.0
     """Time for which a response is stored."""
-
-
-class UnknownParameters(enum.StrEnum):
-    """What happens to a request's parameters that the server does not know."""
-
-    IGNORE = "ignore"
-    REFUSE = "refuse"
 
 
 class PrefixSharing(enum.StrEnum):
@@ -150,27 +242,12 @@ class ServerSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     # For a key without limits in the key file, and for all clients together if there are no keys.
     rate_limit: RateLimit = RateLimit()
-    key_rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)  # by key name
-    allowed_origins: tuple[str, ...] = ()  # for CORS; `*` is any site
-    metrics_are_open: bool = False  # `/metrics` needs no key
-    # Names in Host headers that are served, beside this machine's own. None: all.
-    allowed_hosts: tuple[str, ...] | None = None
-    priority_is_honoured: bool = False  # the scheduler's order is by priority
-    slots_are_shown: bool = False  # `GET /slots` is served
-    page_is_shown: bool = True  # `/` and its live view are served
-    keepalive_interval: float = 10.0
-    queue_timeout: float | None = None
-    request_timeout: float | None = None
-    tool_call_parser: ToolParserName = ToolParserName.AUTO
-    reasoning_parser: ReasoningParserName = ReasoningParserName.AUTO
-    embedding_pooling: PromptPooling = PromptPooling.MEAN
+    key_rate_limits: Mapping[str, RateLimit] = field(default_factory=dict, repr=False)  # by key
+    host: str = "127.0.0.1"  # where the server listens
+    scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
     prefix_sharing: PrefixSharing = PrefixSharing.KEY
-    log_prompts: bool = False
-    unknown_parameters: UnknownParameters = UnknownParameters.IGNORE
     limits: Limits = Limits()
-    batches: BatchSettings | None = None  # None: files and batches are not served
+    batches: BatchOptions = field(default_factory=BatchOptions)
     storage: StorageLimits = field(default_factory=StorageLimits)
-    # Of the Redis where replicas share rate limits and responses. None: they are in this process. Not shown,
-    # since it may have a password.
-    state_url: str | None = field(default=None, repr=False)
+    api: ApiOptions = field(default_factory=ApiOptions, repr=False)  # it has secrets
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

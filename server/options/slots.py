@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from backends.config import DEFAULT_DISK_BYTES
-from backends.options import Bytes, Count, CountOrZero, OptionGroup, Shown, Text, Tokens
+from backends.options import Bytes, Count, CountOrZero, Folder, OptionGroup, Shown, Text, Tokens
 from cache.policy import PolicyName
 from cache.policy_options import LayerBudgets, PolicyOptions, SelectionName
 from cache.pool_options import KVCacheDtype, PoolOptions, check_names
@@ -220,24 +220,6 @@ def _pairs(source: str, items: Sequence[str], example: str) -> dict[str, str]:
     return pairs
 
 
-def selection_table() -> str:
-    """Return the numbers of each selection as Markdown, for policy snapstream."""
-    lines = [f"| key | {' | '.join(SelectionName)} | meaning |", "|---" * (len(SelectionName) + 2) + "|"]
-    for option in options_of(SelectionOptions):
-        values = [_shown(name, option.key) for name in SelectionName]
-        lines.append(f"| `{option.name}` | {' | '.join(values)} | {option.text} |")
-    return "\n".join(lines) + "\n"
-
-
-def _shown(name: SelectionName, key: str) -> str:
-    policy = PolicyOptions(PolicyName.SNAPSTREAM).with_selection(name)
-    if key in WindowScorer.__dataclass_fields__:
-        return str(getattr(policy.scorer, key))
-    if key == "layer_budgets":
-        return str(policy.layer_budgets or LayerBudgets.MEASURED)
-    return "no" if policy.lend_ring is False else "yes"
-
-
 class CacheOptions(OptionGroup):
     """Several pools, and how prompts are read."""
 
@@ -264,13 +246,9 @@ class CacheOptions(OptionGroup):
     ] = None
     """Host memory for keys and values of prompts, so that later prompts with the same beginning need not read
     it again; 0 for none."""
-    prefix_cache_dir: Annotated[Text | None, Shown("DIR", default="none: they are lost at the end")] = None
+    prefix_cache_dir: Annotated[Folder | None, Shown("DIR", default="none: they are lost at the end")] = None
     """Folder for stored prompts, which a restarted server and others of this host find again."""
     prefix_cache_disk_bytes: Bytes = DEFAULT_DISK_BYTES
     """Most bytes of stored prompts in it."""
     prefix_sharing: PrefixSharing = PrefixSharing.KEY
     """Which requests share stored prompts: those of one API key, or all."""
-
-
-if __name__ == "__main__":
-    print(selection_table(), end="")

@@ -1,7 +1,4 @@
-"""Types of options that several commands have, with the checks of their values.
-
-Files are checked before any work, so that no long measurement ends in a file that cannot be written.
-"""
+"""Types of options, with the checks of their values."""
 
 import os
 import re
@@ -9,15 +6,12 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 
 from backends.options import Shown
 
 SQLITE = "sqlite://"
-
-_PICTURES = (".png", ".svg", ".pdf")
 
 
 def one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
@@ -32,27 +26,10 @@ def one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _path(value: Path) -> Path:
-    if value == Path():
-        raise ValueError("not empty")
-    return value
-
-
 def _origin(value: str) -> str:
     if re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", value) is None:
         raise ValueError("an origin, as https://example.com, or * for all")
     return value
-
-
-def _url(value: str) -> str:
-    try:
-        parts = urlsplit(value)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise ValueError("a URL like http://127.0.0.1:8000")
-    return value.rstrip("/")
 
 
 def _state_url(value: str) -> str:
@@ -60,7 +37,7 @@ def _state_url(value: str) -> str:
         path = Path(value.removeprefix(SQLITE))
         if not path.is_absolute():
             raise ValueError("a URL like sqlite:///path")
-        _writable(path)
+        writable(path)
         return value
     if find_spec("redis") is None:
         raise ValueError("left out where redis is missing (pip install 'snapserve[redis]')")
@@ -74,16 +51,6 @@ def _state_url(value: str) -> str:
     return value
 
 
-def is_printable(value: str) -> bool:
-    return value.isascii() and value.isprintable()
-
-
-def _key(value: str) -> str:
-    if not is_printable(value) or not value.strip():
-        raise ValueError("printable ASCII")
-    return value
-
-
 def _readable(value: Path) -> Path:
     try:
         with value.open():
@@ -92,42 +59,13 @@ def _readable(value: Path) -> Path:
         raise ValueError(f"a file that can be read ({error.strerror})") from error
 
 
-def _writable(value: Path) -> Path:
+def writable(value: Path) -> Path:
+    """Return the path of a file. Raises ValueError if the file cannot be written."""
     if value == Path() or value.is_dir() or not os.access(value if value.exists() else value.parent, os.W_OK):
         raise ValueError("a file that can be written")
     return value
 
 
-def _writable_or_output(value: str) -> str:
-    return value if value == "-" else str(_writable(Path(value)))
-
-
-def _picture(value: Path) -> Path:
-    _need_matplotlib()
-    if not str(value).endswith(_PICTURES):
-        raise ValueError(f"a file that ends in {', '.join(_PICTURES)}")
-    return _writable(value)
-
-
-def _picture_folder(value: Path) -> Path:
-    _need_matplotlib()
-    if value.exists() and not value.is_dir():
-        raise ValueError("a folder")
-    return value
-
-
-def _need_matplotlib() -> None:
-    if find_spec("matplotlib") is None:
-        raise ValueError("left out where matplotlib is missing (pip install 'snapserve[bench]')")
-
-
 Origin = Annotated[str, AfterValidator(_origin), Shown("ORIGIN")]
-Url = Annotated[str, AfterValidator(_url), Shown("URL")]
 StateUrl = Annotated[str, AfterValidator(_state_url), Shown("URL", is_secret=True)]
-ApiKey = Annotated[str, AfterValidator(_key), Shown("KEY", is_secret=True)]
-AnyFile = Annotated[Path, AfterValidator(_path), Shown("FILE")]
 InputFile = Annotated[Path, AfterValidator(_readable), Shown("FILE")]
-OutputFile = Annotated[Path, AfterValidator(_writable), Shown("FILE")]
-JsonFile = Annotated[str, AfterValidator(_writable_or_output), Shown("FILE", flag="json")]
-Picture = Annotated[Path, AfterValidator(_picture), Shown("FILE")]
-PictureFolder = Annotated[Path, AfterValidator(_picture_folder), Shown("FOLDER")]

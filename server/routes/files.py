@@ -30,7 +30,7 @@ def router(services: Services) -> APIRouter:
         service = enabled(batches)
         try:
             owner = RequestRecord.of(request.scope).tenant
-            async with Upload(service.disk, service.files, service.settings.max_file_bytes, owner) as upload:
+            async with Upload(service.disk, service.files, service.options.max_file_size, owner) as upload:
                 form = await upload.receive(request.headers, request.stream())
                 return _file_object(await upload.keep(form, service.now()))
         except ClientDisconnect:

@@ -53,7 +53,7 @@ _STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"
 
 def router(services: Services) -> APIRouter:
     routes = APIRouter()
-    if services.settings.page_is_shown:
+    if services.settings.api.page:
         folder = files("server.routes") / "page_files"
         for path, name in _FILES.items():
             kind = _TYPES[name.rpartition(".")[2]]
@@ -67,7 +67,7 @@ def router(services: Services) -> APIRouter:
     @routes.get("/slots/events", response_class=StreamingResponse)
     async def slot_events() -> StreamingResponse:
         """The state of all slots, four times a second, as server-sent events without any text or id."""
-        if not services.settings.page_is_shown:
+        if not services.settings.api.page:
             raise ApiError(404, "page_disabled", "This route is disabled: the server runs with --no-page.")
         services.client.spec  # noqa: B018  # raises while the model is being loaded
         return StreamingResponse(live.events(), headers=_STREAM_HEADERS, media_type="text/event-stream")

@@ -39,7 +39,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/slots")
     async def slots() -> list[Slot]:
-        if not services.settings.slots_are_shown:
+        if not services.settings.api.enable_slots:
             raise ApiError(
                 404,
                 "slots_disabled",

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from backends.clock import CalendarClock
-from server.batches.service import Batches
-from server.options.settings import BatchSettings
+from tests.server.batches.inputs import batches_in
 
 
 def test_a_calendar_that_jumps_expires_nothing() -> None:
@@ -20,7 +19,7 @@ def test_a_calendar_that_jumps_expires_nothing() -> None:
 
 
 def test_files_and_batches_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Batches(BatchSettings(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         before = batches.now()
         monkeypatch.setattr("time.time", lambda: before + 1e6)
         assert batches.now() < before + 100

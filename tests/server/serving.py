@@ -29,7 +29,7 @@ from server.http.connection import protocol_with
 from server.http.observers import HttpMeter
 from server.instance import open_state
 from server.metrics.metrics import Metrics
-from server.options.settings import ServerSettings
+from server.options.settings import ApiOptions, SchedulingOptions, ServerSettings
 from server.services import Services
 from server.text.draft import Draft
 from server.text.renderer import Renderer
@@ -40,8 +40,11 @@ VOCAB_SIZE = 2758  # of the demo model's tokenizer
 
 
 def settings(**changes: Any) -> ServerSettings:
-    options: dict[str, Any] = {"model_names": (MODEL,), "created": 1_700_000_000} | changes
-    return ServerSettings(**options)
+    """Return settings with these changes, of their own fields or of the options that they hold."""
+    fields: dict[str, Any] = {"model_names": (MODEL,), "created": 1_700_000_000, "host": "0.0.0.0"} | changes
+    for name, group in (("api", ApiOptions), ("scheduling", SchedulingOptions)):
+        fields[name] = group(**{key: fields.pop(key) for key in group.model_fields if key in fields})
+    return ServerSettings(**fields)
 
 
 def spec(**changes: Any) -> BackendSpec:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from server.http.auth import key_name
 from server.logs import JsonFormatter, TextFormatter, fields
-from server.options.keys import key_name
 from server.options.settings import ConnectionLimits
 from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings

@@ -15,7 +15,7 @@ from cache.policy import PolicyName, full, snapstream
 from cache.scorer import WindowScorer
 from commands.cli import main
 from commands.eval.errors import EvalError
-from commands.eval.options import EVAL_MODEL, Pack, options_tables
+from commands.eval.options import EVAL_MODEL, Pack
 from commands.eval.prompts import load_tokenizer
 from commands.eval.ruler import RulerConfig, measure
 from commands.eval.setting import settings_of
@@ -286,9 +286,3 @@ def test_variables_differ_from_those_of_serve(
     monkeypatch.setenv("SNAPSERVE_EVAL_TASKS", "qa_1,needle")
     assert main(["eval", "ruler"]) == 2
     assert "SNAPSERVE_EVAL_TASKS must be one of" in capsys.readouterr().err
-
-
-def test_the_documented_tables_are_current() -> None:
-    assert options_tables() in (DOCS / "reference" / "evaluation.md").read_text(), (
-        "put what `python -m commands.eval.options` prints into the file"
-    )

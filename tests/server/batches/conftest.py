@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 import openai
 import pytest
 
-from server.batches.service import Batches
 from server.text.renderer import Renderer
-from tests.server.batches.inputs import client, limits
+from tests.server.batches.inputs import batches_in, client
 from tests.server.serving import RunningServer, serve, settings
 
 KEYS = ("first-key", "second-key", "third-key")
@@ -17,7 +16,7 @@ KEYS = ("first-key", "second-key", "third-key")
 def keeping(renderer: Renderer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("batches")
     with (
-        Batches(limits(folder)) as batches,
+        batches_in(folder) as batches,
         serve(renderer, settings(api_keys=KEYS), batches=batches) as server,
     ):
         yield server

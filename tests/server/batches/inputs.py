@@ -1,13 +1,15 @@
 """What tests of files and batches share: inputs, settings of a folder, a clock that is set by hand."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import openai
 
-from server.options.settings import BatchSettings
+from server.batches.limits import BatchLimits
+from server.batches.service import Batches
+from server.options.settings import BatchOptions
 from tests.server.serving import RunningServer
 
 CHAT: Final = "/v1/chat/completions"
@@ -24,8 +26,10 @@ class Clock:
         return self.time
 
 
-def limits(folder: Path, **changes: Any) -> BatchSettings:
-    return BatchSettings(**{"folder": folder / "kept"} | changes)
+def batches_in(folder: Path, now: Callable[[], float] | None = None, **changes: Any) -> Batches:
+    """Return the files and batches of a folder, with these changes of options and limits."""
+    options = BatchOptions(**{key: changes.pop(key) for key in BatchOptions.model_fields if key in changes})
+    return Batches(folder / "kept", options, BatchLimits(**changes), now)
 
 
 def line(custom_id: str, *, url: str = CHAT, **body: Any) -> dict[str, Any]:

@@ -15,11 +15,10 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from scheduler.config import SchedulerConfig
-from server.batches.service import Batches
 from server.options.settings import RateLimit
 from server.text.renderer import Renderer
 from tests.server.batches.conftest import KEYS
-from tests.server.batches.inputs import CHAT, answers, client, jsonl, limits, line
+from tests.server.batches.inputs import CHAT, answers, batches_in, client, jsonl, line
 from tests.server.serving import RunningServer, serve, settings, spec
 
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -242,7 +241,7 @@ def test_interactive_requests_are_neither_refused_nor_held_up_by_batches(
     """Two slots and no queue: two requests are admitted beside batches, and a third is refused."""
     config = SchedulerConfig(max_num_waiting=0, max_background_slots=1)
     with (
-        Batches(limits(tmp_path)) as batches,
+        batches_in(tmp_path) as batches,
         serve(renderer, None, spec(num_slots=2), config=config, is_open=False, batches=batches) as server,
         client(server) as sdk,
         ThreadPoolExecutor() as pool,
@@ -266,7 +265,7 @@ def test_interactive_requests_are_neither_refused_nor_held_up_by_batches(
 
 def test_cancelling_frees_the_slots(renderer: Renderer, tmp_path: Path) -> None:
     with (
-        Batches(limits(tmp_path)) as batches,
+        batches_in(tmp_path) as batches,
         serve(renderer, is_open=False, batches=batches) as server,
         client(server) as sdk,
     ):
@@ -296,7 +295,7 @@ def test_cancelling_frees_the_slots(renderer: Renderer, tmp_path: Path) -> None:
 
 
 def test_metrics_count_batches_and_lines(renderer: Renderer, tmp_path: Path) -> None:
-    with Batches(limits(tmp_path)) as batches, serve(renderer, batches=batches) as server:
+    with batches_in(tmp_path) as batches, serve(renderer, batches=batches) as server:
         with client(server) as sdk:
             wait(sdk, begin(sdk, [line("a"), line("b"), line("c", temperature=-1)]))
             wait(sdk, begin(sdk, []))
@@ -315,9 +314,9 @@ def test_metrics_count_batches_and_lines(renderer: Renderer, tmp_path: Path) -> 
 
 
 def test_lines_count_against_their_keys_limits(renderer: Renderer, tmp_path: Path) -> None:
-    limited = settings(rate_limit=RateLimit(requests=5, tokens=1000), batches=limits(tmp_path))
+    limited = settings(rate_limit=RateLimit(requests=5, tokens=1000))
     with (
-        Batches(limits(tmp_path)) as batches,
+        batches_in(tmp_path) as batches,
         serve(renderer, limited, batches=batches) as server,
         client(server) as sdk,
     ):

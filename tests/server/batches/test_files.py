@@ -17,7 +17,7 @@ from server.batches.upload import Upload
 from server.http.errors import ApiError
 from server.text.renderer import Renderer
 from tests.server.batches.conftest import KEYS
-from tests.server.batches.inputs import Clock, client, limits
+from tests.server.batches.inputs import Clock, batches_in, client
 from tests.server.serving import RunningServer, serve
 
 HOUR = 3600
@@ -182,8 +182,8 @@ class Keeping:
 @pytest.fixture
 def small(renderer: Renderer, tmp_path: Path) -> Iterator[Keeping]:
     clock = Clock()
-    settings = limits(tmp_path, max_file_bytes=1000, max_files=4, max_uploads=2, max_disk_bytes=2500)
-    with Batches(settings, clock.now) as batches, serve(renderer, batches=batches) as server:
+    limits = {"max_file_size": 1000, "max_files": 4, "max_uploads": 2, "max_file_storage": 2500}
+    with batches_in(tmp_path, clock.now, **limits) as batches, serve(renderer, batches=batches) as server:
         keeping = Keeping(server, batches, clock)
         yield keeping
         keeping.sdk.close()
@@ -279,7 +279,7 @@ def test_an_aborted_upload_leaves_no_file(small: Keeping) -> None:
 
 
 def test_concurrent_uploads_are_limited(small: Keeping) -> None:
-    small.batches.files.uploads["other"] = small.batches.settings.max_uploads  # whose senders take their time
+    small.batches.files.uploads["other"] = small.batches.limits.max_uploads  # whose senders take their time
     with pytest.raises(openai.RateLimitError):
         upload(small.sdk)
     small.batches.files.uploads.clear()
@@ -287,7 +287,7 @@ def test_concurrent_uploads_are_limited(small: Keeping) -> None:
 
 
 def test_one_key_has_half_of_the_uploads(small: Keeping) -> None:
-    files, most = small.batches.files, small.batches.settings.max_uploads
+    files, most = small.batches.files, small.batches.limits.max_uploads
     files.uploads["one"] = (most + 1) // 2
     with pytest.raises(ApiError, match="from one key") as refusal:
         files.check_room("one")
@@ -316,7 +316,7 @@ def test_a_form_that_breaks_off_is_no_file(small: Keeping) -> None:
 
 def test_files_survive_a_restart_and_are_private(renderer: Renderer, tmp_path: Path) -> None:
     with (
-        Batches(limits(tmp_path)) as batches,
+        batches_in(tmp_path) as batches,
         serve(renderer, batches=batches) as server,
         client(server) as sdk,
     ):
@@ -325,7 +325,7 @@ def test_files_survive_a_restart_and_are_private(renderer: Renderer, tmp_path: P
         assert path.stat().st_mode & 0o077 == 0, path
     (tmp_path / "kept" / "files" / "file-lost.draft").write_bytes(b"of an upload that a crash broke off")
     with (
-        Batches(limits(tmp_path)) as batches,
+        batches_in(tmp_path) as batches,
         serve(renderer, batches=batches) as server,
         client(server) as sdk,
     ):

@@ -24,7 +24,7 @@ from server.batches.service import Batches
 from server.http.errors import ApiError
 from server.http.record import RequestRecord
 from server.protocol.batches import BatchRequest
-from tests.server.batches.inputs import CHAT, DAY, Clock, answers, jsonl, limits, line
+from tests.server.batches.inputs import CHAT, DAY, Clock, answers, batches_in, jsonl, line
 
 
 class Server:
@@ -122,7 +122,7 @@ LINES = [line(f"r{number}") for number in range(10)]
 async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
     server = Server()
     server.statuses = {"Hello r3": [400], "Hello r5": [500]}
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         async with running(batches, server) as (_, seen):
             batch = await create(batches, jsonl(LINES))
             await until(lambda: batches.store[batch.id].status.has_ended)
@@ -181,7 +181,7 @@ def test_usage_by_the_names_of_every_endpoint(reported: dict[str, Any], usage: U
 async def test_a_request_refused_by_a_full_server_is_retried(tmp_path: Path) -> None:
     server = Server()
     server.statuses = {"Hello r1": [429, 503, 429], "Hello r2": [503]}
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         async with running(batches, server):
             batch = await create(batches, jsonl(LINES))
             await until(lambda: batches.store[batch.id].status.has_ended)
@@ -194,7 +194,7 @@ async def test_lines_that_wait_for_their_keys_limit_do_not_hold_up_other_batches
     server = Server()
     server.statuses = {f"Hello r{number}": [429] for number in range(10)}
     server.retry_after = 3600
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         async with running(batches, server, num_lines=2) as (runner, _):
             refused = await create(batches, jsonl(LINES))
             await until(lambda: server.asked.total() == 2)
@@ -210,7 +210,7 @@ async def test_lines_that_wait_for_their_keys_limit_do_not_hold_up_other_batches
 async def test_running_lines_are_limited_and_batches_take_turns(tmp_path: Path) -> None:
     server = Server()
     server.may_answer.clear()
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         async with running(batches, server, num_lines=3):
             first = await create(batches, jsonl(LINES))
             await until(lambda: server.asked.total() == 3)
@@ -227,7 +227,7 @@ async def test_running_lines_are_limited_and_batches_take_turns(tmp_path: Path) 
 
 async def test_a_restart_neither_loses_nor_repeats_an_answer(tmp_path: Path) -> None:
     server = Server()
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         async with running(batches, server, num_lines=1) as (runner, _):
             batch = await create(batches, jsonl(LINES))
             await until(lambda: batches.store[batch.id].counts.completed >= 4)
@@ -235,7 +235,7 @@ async def test_a_restart_neither_loses_nor_repeats_an_answer(tmp_path: Path) -> 
         num_before = Journal(batches.store.folder(batch.id)).num_completed
         assert 4 <= num_before < 10
         assert batches.store[batch.id].status is BatchStatus.IN_PROGRESS
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         with pytest.raises(ApiError, match="the input of a batch"):
             await batches.files.delete(batch.input_file_id, "")
         async with running(batches, server):
@@ -274,7 +274,7 @@ async def test_a_death_at_any_moment_of_the_end_changes_nothing(
     server, dying = Server(), Dying(num_before)
     server.statuses = {"Hello r3": [400]}
     server.may_answer.clear()
-    with Batches(limits(tmp_path)) as batches, monkeypatch.context() as patch:
+    with batches_in(tmp_path) as batches, monkeypatch.context() as patch:
         patch.setattr("os.replace", dying)
         async with running(batches, server) as (runner, _):
             batch = await create(batches, jsonl(LINES))
@@ -284,7 +284,7 @@ async def test_a_death_at_any_moment_of_the_end_changes_nothing(
             await until(lambda: dying.is_dead or dying.num_done == NUM_REPLACES)
             runner.drain()
     assert dying.num_done == num_before
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         async with running(batches, server):
             await until(lambda: batches.store[batch.id].status.has_ended)
         right, wrong = output(batches, batch)
@@ -299,7 +299,7 @@ async def test_a_death_at_any_moment_of_the_end_changes_nothing(
 @pytest.mark.parametrize("is_restarted", [False, True])
 async def test_a_batch_above_its_completion_window_expires(tmp_path: Path, is_restarted: bool) -> None:
     server, clock = Server(), Clock()
-    with Batches(limits(tmp_path), clock.now) as batches:
+    with batches_in(tmp_path, clock.now) as batches:
         async with running(batches, server, num_lines=1) as (runner, _):
             batch = await create(batches, jsonl(LINES))
             await until(lambda: batches.store[batch.id].counts.completed >= 3)
@@ -312,7 +312,7 @@ async def test_a_batch_above_its_completion_window_expires(tmp_path: Path, is_re
                 await runner.sweep()
                 await until(lambda: batches.store[batch.id].status.has_ended)
     clock.time += 1
-    with Batches(limits(tmp_path), clock.now) as batches:
+    with batches_in(tmp_path, clock.now) as batches:
         async with running(batches, server):
             await until(lambda: batches.store[batch.id].status.has_ended)
         assert batches.store[batch.id].status is BatchStatus.EXPIRED
@@ -327,7 +327,7 @@ async def test_a_batch_above_its_completion_window_expires(tmp_path: Path, is_re
 
 async def test_a_cancelled_batch_keeps_its_answers_and_ends_at_once(tmp_path: Path) -> None:
     server = Server()
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         async with running(batches, server, num_lines=1):
             batch = await create(batches, jsonl(LINES))
             await until(lambda: batches.store[batch.id].counts.completed >= 3)
@@ -344,7 +344,7 @@ async def test_a_cancelled_batch_keeps_its_answers_and_ends_at_once(tmp_path: Pa
 
 async def test_a_batch_that_never_ran_can_be_cancelled(tmp_path: Path) -> None:
     server = Server()
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         batch = await create(batches, jsonl(LINES))
         await batches.store.cancel(batch.id, "")
         async with running(batches, server):
@@ -356,7 +356,7 @@ async def test_a_batch_that_never_ran_can_be_cancelled(tmp_path: Path) -> None:
 async def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
     server, clock = Server(), Clock()
     server.may_answer.clear()
-    with Batches(limits(tmp_path), clock.now) as batches:
+    with batches_in(tmp_path, clock.now) as batches:
         async with running(batches, server) as (runner, _):
             batch = await create(batches, jsonl(LINES))
             await until(lambda: batches.store[batch.id].status is BatchStatus.IN_PROGRESS)
@@ -375,32 +375,32 @@ async def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
 async def test_lines_wait_while_the_disk_is_full(tmp_path: Path) -> None:
     server = Server()
     content = jsonl(LINES)
-    with Batches(limits(tmp_path, max_disk_bytes=len(content))) as batches:
+    with batches_in(tmp_path, max_file_storage=len(content)) as batches:
         batch = await create(batches, content)
         async with running(batches, server):
             await until(lambda: batches.store[batch.id].status is BatchStatus.IN_PROGRESS)
             for _ in range(100):
                 await asyncio.sleep(0)
         assert not server.asked
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         async with running(batches, server):
             await until(lambda: batches.store[batch.id].status is BatchStatus.COMPLETED)
 
 
 async def test_ended_batches_are_forgotten_beyond_a_number(tmp_path: Path) -> None:
-    with Batches(limits(tmp_path, max_batches=2)) as batches:
+    with batches_in(tmp_path, max_batches=2) as batches:
         async with running(batches, Server()):
             made = []
             for _ in range(4):
                 made.append(await create(batches, jsonl(LINES[:1])))
                 await until(lambda: batches.store[made[-1].id].status.has_ended)
         assert [batch.id for batch in batches.store.of("")] == [batch.id for batch in made[-2:]]
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         assert [batch.id for batch in batches.store.of("")] == [batch.id for batch in made[-2:]]
 
 
 async def test_unfinished_batches_are_limited(tmp_path: Path) -> None:
-    with Batches(limits(tmp_path, max_unfinished=2)) as batches:
+    with batches_in(tmp_path, max_unfinished=2) as batches:
         for _ in range(2):
             await create(batches, jsonl(LINES))
         with pytest.raises(ApiError) as refused:
@@ -409,12 +409,12 @@ async def test_unfinished_batches_are_limited(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_record_is_ignored(tmp_path: Path) -> None:
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         files, folder = batches.files.content_of("file-x"), batches.store.folder("batch_x")
         folder.mkdir()
         for path in (files, files.with_suffix(".json"), folder / "batch.json"):
             path.write_text(json.dumps({"from": "a later version"}))
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         assert batches.files.of("") == []
         assert batches.store.of("") == []
         assert files.exists()
@@ -438,7 +438,7 @@ async def test_a_full_disk_lets_a_batch_wait_longer_and_longer(
 
     monkeypatch.setattr(Journal, "append", failing)
     monkeypatch.setattr(BatchRunner, "_pause", pause)
-    with Batches(limits(tmp_path)) as batches:
+    with batches_in(tmp_path) as batches:
         async with running(batches, Server()) as (_, seen):
             batch = await create(batches, jsonl(LINES))
             await until(lambda: len(pauses) >= 5)

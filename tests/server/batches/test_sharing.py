@@ -24,12 +24,12 @@ from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.batches.upload import Upload
 from server.http.errors import ApiError
-from tests.server.batches.inputs import DAY, Clock, jsonl, limits
+from tests.server.batches.inputs import DAY, Clock, batches_in, jsonl
 from tests.server.batches.test_runner import LINES, Seen, Server, create, output, running, until, upload
 
 
 async def test_each_server_sees_the_files_and_batches_of_the_others(tmp_path: Path) -> None:
-    with Batches(limits(tmp_path, max_unfinished=2)) as here, Batches(limits(tmp_path)) as there:
+    with batches_in(tmp_path, max_unfinished=2) as here, batches_in(tmp_path) as there:
         file = await upload(here, b"content")
         await there.store.refresh()
         assert there.files.get(file.id, "") == file
@@ -50,7 +50,7 @@ async def test_each_server_sees_the_files_and_batches_of_the_others(tmp_path: Pa
 
 async def test_a_batch_runs_at_one_server_and_is_seen_and_cancelled_at_all(tmp_path: Path) -> None:
     first, second = Server(), Server()
-    with Batches(limits(tmp_path)) as here, Batches(limits(tmp_path)) as there:
+    with batches_in(tmp_path) as here, batches_in(tmp_path) as there:
         async with running(here, first, num_lines=1), running(there, second):
             batch = await create(here, jsonl(LINES))
             await until(lambda: here.store[batch.id].counts.completed >= 3)
@@ -69,7 +69,7 @@ async def test_a_batch_runs_at_one_server_and_is_seen_and_cancelled_at_all(tmp_p
 
 async def test_a_batch_of_a_server_that_is_gone_goes_on_at_another(tmp_path: Path) -> None:
     first, second = Server(), Server()
-    with Batches(limits(tmp_path)) as here, Batches(limits(tmp_path)) as there:
+    with batches_in(tmp_path) as here, batches_in(tmp_path) as there:
         async with running(there, second):
             async with running(here, first, num_lines=1):
                 batch = await create(here, jsonl(LINES))
@@ -99,7 +99,7 @@ async def test_a_stopped_server_frees_a_batch_after_its_work_on_the_disk(
         may_end.wait(10)
         return result
 
-    with Batches(limits(tmp_path)) as here, Batches(limits(tmp_path)) as there:
+    with batches_in(tmp_path) as here, batches_in(tmp_path) as there:
         batch = await create(here, jsonl(LINES))
         path = here.store.folder(batch.id) / "lock"
         with monkeypatch.context() as patch:
@@ -123,7 +123,7 @@ async def test_a_stopped_server_frees_a_batch_after_its_work_on_the_disk(
 
 
 async def test_progress_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
-    with Batches(limits(tmp_path)) as here, Batches(limits(tmp_path)) as there:
+    with batches_in(tmp_path) as here, batches_in(tmp_path) as there:
         batch = await create(here, jsonl(LINES))
         path = here.store.folder(batch.id) / "progress.json"
         journal = Journal(here.store.folder(batch.id))
@@ -146,7 +146,7 @@ async def test_progress_that_cannot_be_written_is_written_later(tmp_path: Path) 
 
 
 async def test_a_batch_that_stalls_beside_a_busy_one_is_seen_at_all_servers(tmp_path: Path) -> None:
-    with Batches(limits(tmp_path)) as here, Batches(limits(tmp_path)) as there:
+    with batches_in(tmp_path) as here, batches_in(tmp_path) as there:
         assert there.store.stalled_seconds() == 0
         stalled, busy = await create(here, jsonl(LINES)), await create(here, jsonl(LINES))
         journals = {batch.id: Journal(here.store.folder(batch.id)) for batch in (stalled, busy)}
@@ -167,7 +167,7 @@ async def test_a_batch_that_stalls_beside_a_busy_one_is_seen_at_all_servers(tmp_
 
 
 async def test_the_time_since_the_last_change_is_never_negative(tmp_path: Path) -> None:
-    with Batches(limits(tmp_path)) as here:
+    with batches_in(tmp_path) as here:
         batch = await create(here, jsonl(LINES))
         later = time.time() + 3600  # written before the clock was set back
         for path in here.store.folder(batch.id).iterdir():
@@ -186,7 +186,7 @@ async def test_a_file_that_vanishes_keeps_the_time_of_the_last_change(
             raise OSError(errno.ESTALE, "Stale file handle")
         return stat(path, **options)
 
-    with Batches(limits(tmp_path)) as here:
+    with batches_in(tmp_path) as here:
         batch = await create(here, jsonl(LINES))
         an_hour_ago = time.time() - 3600
         for path in here.store.folder(batch.id).iterdir():
@@ -202,7 +202,7 @@ async def test_a_batch_that_cannot_expire_does_not_hide_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    with Batches(limits(tmp_path), clock.now) as here:
+    with batches_in(tmp_path, clock.now) as here:
         first, second = await create(here, jsonl(LINES)), await create(here, jsonl(LINES))
         clock.time += DAY
         update = here.store.update
@@ -230,7 +230,7 @@ async def test_changes_of_a_batch_that_another_server_deletes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    with Batches(limits(tmp_path), clock.now) as here, Batches(limits(tmp_path, max_batches=1)) as there:
+    with batches_in(tmp_path, clock.now) as here, batches_in(tmp_path, max_batches=1) as there:
         cancelled = await create(here, jsonl(LINES))
         refresh, batch = here.store.refresh, cancelled
 
@@ -251,7 +251,7 @@ async def test_changes_of_a_batch_that_another_server_deletes(
 async def test_a_batch_that_cannot_run_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Batches(limits(tmp_path)) as here, Batches(limits(tmp_path, max_batches=1)) as there:
+    with batches_in(tmp_path) as here, batches_in(tmp_path, max_batches=1) as there:
         deleted, last = await create(here, jsonl(LINES)), await create(here, jsonl(LINES))
         refresh, num_refreshed = here.store.refresh, 0
 
@@ -274,13 +274,13 @@ async def test_a_batch_that_cannot_run_does_not_stop_the_others(
 
 
 async def test_a_server_that_starts_leaves_the_uploads_of_the_others(tmp_path: Path) -> None:
-    with Batches(limits(tmp_path)) as here:
+    with batches_in(tmp_path) as here:
         dead = here.files.draft_path(new_file_id())
         dead.write_bytes(b"of a process that died")
         async with Upload(here.disk, here.files, 100, "") as going:
             await going._buffer_content(b"x")
             await going._write()
-            with Batches(limits(tmp_path)):
+            with batches_in(tmp_path):
                 assert [path.suffix for path in dead.parent.iterdir()] == [".draft"]
                 assert not dead.exists()
         assert list(dead.parent.iterdir()) == []
@@ -302,11 +302,11 @@ async def receive(going: Upload) -> UploadForm:
 async def test_a_server_that_starts_leaves_an_upload_that_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Batches(limits(tmp_path)) as here:
+    with batches_in(tmp_path) as here:
         keep = here.files.keep
 
         async def keep_late(file: StoredFile, source: Path) -> None:
-            with Batches(limits(tmp_path)):
+            with batches_in(tmp_path):
                 await keep(file, source)
 
         monkeypatch.setattr(here.files, "keep", keep_late)
@@ -326,7 +326,7 @@ async def test_an_upload_that_cannot_be_stored_leaves_no_draft(
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, "an error of the test")
 
-    with Batches(limits(tmp_path)) as here:
+    with batches_in(tmp_path) as here:
         monkeypatch.setattr(FileStore, "_keep", fail)
         with pytest.raises(OSError, match="of the test"):
             async with Upload(here.disk, here.files, 100, "") as going:
@@ -337,11 +337,11 @@ async def test_an_upload_that_cannot_be_stored_leaves_no_draft(
 
 def test_a_folder_that_another_version_has_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "LOCK_TIMEOUT", 0.1)
-    settings = limits(tmp_path)
-    settings.folder.mkdir()
-    with (settings.folder / "lock").open("wb") as lock:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    with (folder / "lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(FolderError, match="cannot be locked"):
-            Batches(settings)
-    with Batches(settings):
+            batches_in(tmp_path)
+    with batches_in(tmp_path):
         pass

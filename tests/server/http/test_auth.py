@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from server.http.auth import KeyRing
-from server.options.keys import key_name
+from server.http.auth import KeyRing, key_name
 from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
 
@@ -111,7 +110,7 @@ def test_an_answer_does_not_quote_the_key(http: httpx.Client) -> None:
 
 
 def test_metrics_can_be_open(renderer: Renderer) -> None:
-    with serve(renderer, settings(api_keys=KEYS, metrics_are_open=True)) as server:
+    with serve(renderer, settings(api_keys=KEYS, metrics_require_key=False)) as server:
         assert httpx.get(f"{server.url}/metrics").status_code == 200
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
 

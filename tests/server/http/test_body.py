@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from server.options.settings import Limits
 from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
 
@@ -15,7 +14,7 @@ PATH = "/tokenize"
 
 @pytest.fixture(scope="module")
 def small(renderer: Renderer) -> Iterator[RunningServer]:
-    with serve(renderer, settings(limits=Limits(max_body_bytes=LIMIT))) as server:
+    with serve(renderer, settings(max_body_size=LIMIT)) as server:
         yield server
 
 

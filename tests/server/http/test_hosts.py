@@ -1,11 +1,12 @@
 """Names in the Host header."""
 
 import socket
+from typing import Any
 
 import httpx
 import pytest
 
-from server.options.hosts import is_this_machine
+from server.http.hosts import allowed_hosts, is_this_machine
 from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
 
@@ -24,9 +25,19 @@ def test_other_names_than_this_machines_are_refused(renderer: Renderer) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
 
 
-def test_all_names_are_served_unless_there_is_a_list(renderer: Renderer) -> None:
+def test_all_names_are_served_where_other_machines_reach_the_server(renderer: Renderer) -> None:
     with serve(renderer) as server:
         assert statuses(server, "evil.example") == [200]
+
+
+def test_other_names_are_refused_only_where_a_page_could_reach_a_server_without_keys() -> None:
+    def hosts(**changes: Any) -> tuple[str, ...] | None:
+        return allowed_hosts(settings(**{"host": "127.0.0.1"} | changes))
+
+    assert hosts() == hosts(host="::1") == ()
+    assert hosts(api_keys=("key",)) is hosts(host="0.0.0.0") is None
+    assert hosts(allowed_hosts=("a.example",), api_keys=("key",)) == ("a.example",)
+    assert hosts(allowed_hosts=("*",)) is None
 
 
 @pytest.mark.parametrize(

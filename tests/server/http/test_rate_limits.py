@@ -16,7 +16,7 @@ from server.http.errors import ApiError
 from server.http.rate_limits import DEFAULT_MAX_TOKENS, Accounts, Bucket, duration
 from server.http.record import RequestRecord
 from server.options.command_line import OptionError
-from server.options.keys import key_name, read_key_file
+from server.options.keys import read_key_file
 from server.options.settings import RateLimit
 from server.state.memory import MemoryBuckets
 from server.text.renderer import Renderer
@@ -171,7 +171,7 @@ def refusals(server: RunningServer) -> tuple[float, float]:
 
 
 def test_keys_have_separate_rate_limits(renderer: Renderer) -> None:
-    limits = {key_name("small"): RateLimit(requests=1)}
+    limits = {"small": RateLimit(requests=1)}
     with serve(renderer, settings(api_keys=("small", "free"), key_rate_limits=limits)) as server:
 
         def ask(key: str) -> openai.types.Completion:

@@ -161,7 +161,7 @@ def test_viewers_share_one_sampler_and_the_engine_lists_slots_only_for_them(rend
 def test_the_stream_needs_a_key_and_ends_with_the_page(renderer: Renderer) -> None:
     with serve(renderer, server_settings(api_keys=("key",))) as server:
         assert httpx.get(f"{server.url}/slots/events").status_code == 401
-    with serve(renderer, server_settings(page_is_shown=False)) as server:
+    with serve(renderer, server_settings(page=False)) as server:
         answer = httpx.get(f"{server.url}/slots/events")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "page_disabled")
 

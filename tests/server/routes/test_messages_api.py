@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from backends.interface import BackendError, PrefixSpec
 from scheduler.config import SchedulerConfig
 from server.options.models import DEMO_MODEL
-from server.options.settings import Limits, RateLimit, ToolParserName
+from server.options.settings import RateLimit, ToolParserName
 from server.text.renderer import Renderer
 from server.text.tokenizer import Tokenizer
 from tests.server.events import blocks
@@ -478,8 +478,7 @@ def test_wrong_requests(claude: anthropic.Anthropic, options: Any, message: str)
 
 
 def test_other_errors_have_anthropics_form(renderer: Renderer) -> None:
-    limits = Limits(max_body_bytes=4000)
-    with serve(renderer, settings(api_keys=("one",), limits=limits)) as server:
+    with serve(renderer, settings(api_keys=("one",), max_body_size=4000)) as server:
         with client(server, "one") as sdk:
             assert ask(sdk).content
             with pytest.raises(anthropic.NotFoundError) as unknown:

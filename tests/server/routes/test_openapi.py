@@ -9,10 +9,9 @@ import httpx
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from server.batches.service import Batches
 from server.text.renderer import Renderer
 from tests.server.batches.inputs import CHAT as CHAT_PATH
-from tests.server.batches.inputs import client, jsonl, limits, line
+from tests.server.batches.inputs import batches_in, client, jsonl, line
 from tests.server.events import data
 from tests.server.serving import serve
 
@@ -88,7 +87,7 @@ def test_errors(http: httpx.Client, document: Any, body: dict[str, Any]) -> None
 
 def test_files_and_batches(renderer: Renderer, document: Any, tmp_path: Path) -> None:
     with (
-        Batches(limits(tmp_path)) as batches,
+        batches_in(tmp_path) as batches,
         serve(renderer, batches=batches) as server,
         client(server) as sdk,
     ):

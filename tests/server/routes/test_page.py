@@ -63,5 +63,5 @@ def test_the_page_needs_no_key(renderer: Renderer) -> None:
 
 
 def test_the_page_can_be_left_out(renderer: Renderer) -> None:
-    with serve(renderer, settings(page_is_shown=False)) as server, httpx.Client(base_url=server.url) as http:
+    with serve(renderer, settings(page=False)) as server, httpx.Client(base_url=server.url) as http:
         assert {http.get(path).status_code for path in page.PATHS} == {404}

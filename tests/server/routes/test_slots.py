@@ -16,7 +16,7 @@ def test_off_by_default(http: httpx.Client) -> None:
 
 
 def test_each_slot_state_is_reported(renderer: Renderer) -> None:
-    shown, config = settings(slots_are_shown=True), SchedulerConfig(reports_slots=True, max_decode_steps=1)
+    shown, config = settings(enable_slots=True), SchedulerConfig(reports_slots=True, max_decode_steps=1)
     with (
         serve(renderer, shown, spec(num_slots=2), config=config, is_open=False) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,

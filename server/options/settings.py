@@ -1,6 +1,6 @@
-"""The settings of the HTTP edge: names, keys, limits and intervals.
+"""The settings of the API: groups of options, and what follows from several of them.
 
-This module knows neither the environment nor a command line.
+This module declares. It reads neither the environment nor a command line.
 """
 
 import enum
@@ -233,8 +233,8 @@ class ServerSettings:
     """Settings of the API.
 
     `model_names[0]` is the name in responses. The others are aliases, and the alias `*` accepts any name.
-    Without `api_keys`, every client is accepted. A request's own timeouts are limited by `queue_timeout` and
-    `request_timeout`, in seconds; None is no limit.
+    Without `api_keys`, every client is accepted. A request's own timeouts are limited by `scheduling`'s, in
+    seconds; None is no limit.
     """
 
     model_names: tuple[str, ...]

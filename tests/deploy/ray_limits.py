@@ -1,20 +1,15 @@
-"""The ingress on Ray Serve with small limits on bodies, in Ray's own environment, as `test_ray` starts it.
+"""The ingress on Ray Serve with small limits on bodies.
 
 What is behind the ingress answers with the length of what it got, so that no model is loaded.
 """
 
 import asyncio
-import json
-import sys
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import app
 import httpx
 from ray import cloudpickle, serve
-
-from tests.deploy.ray_cluster import cluster
 
 KIB = 1024
 LIMITS = {
@@ -33,6 +28,14 @@ class Counting:
         del scope, blocks
         yield [{"type": "http.response.start", "status": 200, "headers": []}]
         yield [{"type": "http.response.body", "body": str(len(body)).encode()}]
+
+
+def application() -> serve.Application:
+    """Return the ingress. The limits stay changed in this process."""
+    assert LIMITS.keys() <= vars(app).keys()
+    vars(app).update(LIMITS)
+    cloudpickle.register_pickle_by_value(app)  # with these limits
+    return serve.deployment(app.Ingress).bind(serve.deployment(Counting).bind())
 
 
 async def outcome(sending: Any) -> tuple[int, str, str]:
@@ -67,17 +70,3 @@ async def scenario(url: str) -> dict[str, Any]:
         await asyncio.sleep(0.5)
         found["upload after a client that left"] = await post(6 * KIB)
     return found
-
-
-def main(folder: Path) -> None:
-    assert LIMITS.keys() <= vars(app).keys()
-    vars(app).update(LIMITS)
-    cloudpickle.register_pickle_by_value(app)  # with these limits
-    with cluster(folder, {}) as url:
-        serve.run(serve.deployment(app.Ingress).bind(serve.deployment(Counting).bind()), name="limits")
-        found = asyncio.run(scenario(url))
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -12,7 +12,7 @@ import pytest
 from tests.paths import ROOT
 
 PYTHON = ROOT / ".venv-ray" / "bin" / "python"
-TIME_LIMIT = 400.0  # seconds, for a machine that is busy with other things
+TIME_LIMIT = 600.0  # seconds, for a machine that is busy with other things
 
 
 def result_of(module: str) -> Any:
@@ -42,20 +42,6 @@ def result_of(module: str) -> Any:
 
 @pytest.mark.long
 @pytest.mark.ray
-def test_limits_of_bodies() -> None:
-    assert result_of("ray_limits") == {
-        "largest": [200, "10240", ""],
-        "too large": [413, "request_too_large", ""],
-        "upload beside an upload": [503, "server_overloaded", "1"],
-        "prompt beside an upload": [200, "1024", ""],
-        "slow": [408, "request_timeout", ""],
-        "upload after it": [200, "6144", ""],
-        "upload after a client that left": [200, "6144", ""],
-    }
-
-
-@pytest.mark.long
-@pytest.mark.ray
 def test_only_a_stream_that_is_not_whole_ends_with_an_error() -> None:
     assert result_of("ray_endings") == {
         "amid": [2, 1, True],
@@ -66,17 +52,28 @@ def test_only_a_stream_that_is_not_whole_ends_with_an_error() -> None:
 
 @pytest.mark.long
 @pytest.mark.ray
-def test_a_replica_whose_engine_stalls_is_replaced() -> None:
-    found = result_of("ray_health")
+def test_applications_on_a_cluster() -> None:
+    """Together, since a cluster takes long to start."""
+    found = result_of("ray_cluster")
+    assert found["limits"] == {
+        "largest": [200, "10240", ""],
+        "too large": [413, "request_too_large", ""],
+        "upload beside an upload": [503, "server_overloaded", "1"],
+        "prompt beside an upload": [200, "1024", ""],
+        "slow": [408, "request_timeout", ""],
+        "upload after it": [200, "6144", ""],
+        "upload after a client that left": [200, "6144", ""],
+    }
+    check_stalled_replica_is_replaced(found["health"])
+    check_replicas_under_load(found["load"])
+
+
+def check_stalled_replica_is_replaced(found: dict[str, Any]) -> None:
     assert found["before"] == found["after"] == [200, None]
-    status, code = found["stalled"]
-    assert (status, code) == (503, "replica_lost")
+    assert found["stalled"] == [503, "replica_lost"]
 
 
-@pytest.mark.long
-@pytest.mark.ray
-def test_replicas_on_ray_serve() -> None:
-    found = result_of("ray_scenario")
+def check_replicas_under_load(found: dict[str, Any]) -> None:
     assert found["flood"] == {"200 done": 64}
     assert found["hit_rate"] >= 0.9
     # The streams of the dead replica end with one error, the others to their end, and nothing else is lost.

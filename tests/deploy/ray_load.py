@@ -1,27 +1,25 @@
-"""Replicas on Ray Serve under load, in Ray's own environment: `test_ray` starts it and reads what it prints.
+"""Replicas on Ray Serve under load.
 
 Scale up under 64 streams, shared prefixes, a replica killed amid streams, scale down beside a stream.
 """
 
 import asyncio
 import json
-import sys
+import os
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import app
 import httpx
 import ray
-from app import Scale, build
 from ray import serve
-
-from tests.deploy.ray_cluster import DEMO, cluster
 
 NUM_SLOTS = 8
 NUM_STREAMS = 64
-ENVIRONMENT = DEMO | {
+ENVIRONMENT = {
     "SNAPSERVE_DTYPE": "float32",
     "SNAPSERVE_NUM_SLOTS": str(NUM_SLOTS),
     "SNAPSERVE_POLICY": "full",
@@ -33,6 +31,18 @@ SENTENCES = (
     "Marta keeps a brave falcon. ",
     "Celia plays a blue flute. ",
 )
+
+
+class LoadedReplica(app.Replica):
+    async def __init__(self) -> None:  # type: ignore[misc]  # Ray awaits it
+        os.environ.update(ENVIRONMENT)
+        await super().__init__()
+
+
+def application() -> serve.Application:
+    scale = app.Scale(min_replicas=1, max_replicas=2, num_cpus=1, upscale_delay=1, downscale_delay=15)
+    with patch.object(app, "Replica", LoadedReplica):
+        return app.build(scale)
 
 
 @dataclass
@@ -94,18 +104,18 @@ def busiest_replica() -> ray.actor.ActorHandle:
     actors = [
         ray.get_actor(name, namespace="serve")
         for name in names
-        if name.startswith("SERVE_REPLICA::") and "#Replica#" in name
+        if name.startswith("SERVE_REPLICA::") and "#LoadedReplica#" in name
     ]
     counts = ray.get([actor.get_num_ongoing_requests.remote() for actor in actors])
     return actors[counts.index(max(counts))]
 
 
 def num_running() -> int:
-    states = serve.status().applications["snapserve"].deployments["Replica"].replica_states
+    states = serve.status().applications["load"].deployments["LoadedReplica"].replica_states
     return int(states.get("RUNNING", 0))
 
 
-async def until_running(count: int, seconds: float = 120) -> float:
+async def until_running(count: int, seconds: float = 300) -> float:
     start = time.monotonic()
     while num_running() != count:
         assert time.monotonic() - start < seconds, serve.status()
@@ -163,15 +173,3 @@ async def scenario(url: str) -> dict[str, Any]:
         "after": Counter(map(outcome, after)),
         "health": health,
     }
-
-
-def main(folder: Path) -> None:
-    scale = Scale(min_replicas=1, max_replicas=2, num_cpus=1, upscale_delay=1, downscale_delay=15)
-    with cluster(folder, ENVIRONMENT) as url:
-        serve.run(build(scale), name="snapserve")
-        found = asyncio.run(scenario(url))
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -138,11 +138,11 @@ async def test_an_engine_that_makes_no_progress_is_not_well(renderer: Renderer, 
         loading.gate.open()
         loading.gate.let(100)
         assert (await running).status_code == 200
-        async with asyncio.timeout(
-            10
-        ):  # the engine's thread may still be ending the step when its answer is here
-            while await states(http) != (200, 200, "ready"):
+        # The engine's thread may still be ending the step when its answer is here.
+        async with asyncio.timeout(10):
+            while (await http.get("/ready")).status_code != 200:
                 pass
+        assert await states(http) == (200, 200, "ready")
     await engine.close()
 
 

@@ -484,3 +484,4 @@ def test_a_layer_that_uses_its_index_is_not_shared(
     layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
     assert [len(layer.graphs) for layer in layers] == [1, 0, 1]
     assert _is_compiled(backend) == [False], "a step is whole or not at all"
+    backend.close()

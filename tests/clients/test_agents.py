@@ -10,7 +10,7 @@ import pytest
 
 from tests.clients.conftest import NODE_MODULES, PYTHON, TIME_LIMIT, run
 from tests.clients.scripted import MODEL, scripted
-from tests.e2e.process import free_port
+from tests.e2e.process import Server, free_port
 from tests.server.serving import RunningServer
 
 pytestmark = [pytest.mark.clients, pytest.mark.long]
@@ -47,8 +47,10 @@ def test_an_agent_of_a_python_package(agent_server: RunningServer, name: str) ->
     run(PYTHON, SCRIPTS / f"{name}.py", agent_server.url)
 
 
-def test_litellm_proxy(agent_server: RunningServer) -> None:
-    run(PYTHON, SCRIPTS / "litellm_proxy.py", agent_server.url, str(free_port()), MODEL, "agent")
+def test_litellm_proxy(client_server: Server, agent_server: RunningServer) -> None:
+    """One proxy, which takes long to start, before the embedded model and before a scripted one."""
+    servers = (client_server.url, "snapserve-demo", agent_server.url, MODEL)
+    run(PYTHON, SCRIPTS / "litellm_proxy.py", str(free_port()), *servers)
 
 
 def test_llm(agent_server: RunningServer, tmp_path: Path) -> None:
@@ -60,30 +62,11 @@ def test_llm(agent_server: RunningServer, tmp_path: Path) -> None:
     own = {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
     tool = 'def get_weather(city: str) -> str:\n    """Weather."""\n    return f"It is 7 degrees in {city}."'
     llm = PYTHON.with_name("llm")
-    for more in ((), ("--no-stream",)):
-        run(
-            llm,
-            "prompt",
-            "-m",
-            "local",
-            "--functions",
-            tool,
-            "How is Oslo?",
-            *more,
-            last="Oslo has 7 degrees.",
-            environment=own,
-        )
-    run(
-        llm,
-        "prompt",
-        "-m",
-        "local",
-        "--schema",
-        "city, degrees int",
-        "It is 7 degrees in Oslo. Say it in JSON form.",
-        last=REPORT,
-        environment=own,
-    )
+    tools = ("--functions", tool, "How is Oslo?")
+    run(llm, "prompt", "-m", "local", *tools, last="Oslo has 7 degrees.", environment=own)
+    question = "It is 7 degrees in Oslo. Say it in JSON form."
+    schema = ("--schema", "city, degrees int", "--no-stream", question)
+    run(llm, "prompt", "-m", "local", *schema, last=REPORT, environment=own)
 
 
 def test_opencode(tmp_path: Path) -> None:

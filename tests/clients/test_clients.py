@@ -6,7 +6,7 @@ import pytest
 
 from tests.clients.conftest import NODE_MODULES, PYTHON, run
 from tests.clients.questions import write_tasks
-from tests.e2e.process import Server, free_port, serve
+from tests.e2e.process import Server, serve
 from tests.paths import DEMO_MODEL
 
 pytestmark = [pytest.mark.clients, pytest.mark.long]
@@ -16,10 +16,6 @@ SCRIPTS = Path(__file__).parent / "scripts"
 @pytest.mark.parametrize("name", ["langchain_openai_client", "litellm_sdk", "instructor_client"])
 def test_python_client(client_server: Server, name: str) -> None:
     run(PYTHON, SCRIPTS / f"{name}.py", client_server.url)
-
-
-def test_litellm_proxy(client_server: Server) -> None:
-    run(PYTHON, SCRIPTS / "litellm_proxy.py", client_server.url, str(free_port()), "snapserve-demo")
 
 
 def test_lm_evaluation_harness(client_server: Server, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""LiteLLM as a proxy before the server, through the `openai` package: plain requests, or an agent's."""
+"""LiteLLM as a proxy before two servers, through the `openai` package: plain requests, and an agent's."""
 
 import json
 import secrets
@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import openai
 
-SERVER, PORT, MODEL = sys.argv[1], sys.argv[2], sys.argv[3]
-IS_AGENT = len(sys.argv) > 4
+PORT, SERVER, MODEL, AGENT_SERVER, AGENT_MODEL = sys.argv[1:]
 KEY = f"sk-{secrets.token_hex(32)}"
 HELLO: Any = [{"role": "user", "content": "What is the pet of Celia?"}]
 CONFIG = f"""
@@ -23,6 +22,8 @@ model_list:
   - model_name: vectors
     litellm_params: {{model: openai/{MODEL}, api_base: {SERVER}/v1, api_key: none}}
     model_info: {{mode: embedding}}
+  - model_name: agent
+    litellm_params: {{model: openai/{AGENT_MODEL}, api_base: {AGENT_SERVER}/v1, api_key: none}}
 general_settings: {{master_key: {KEY}}}
 litellm_settings: {{telemetry: false, num_retries: 0}}
 """
@@ -41,7 +42,7 @@ TYPED = {"type": "json_schema", "json_schema": {"name": "Report", "schema": REPO
 
 def answer(client: openai.OpenAI, messages: list[Any], *, stream: bool, **options: Any) -> Any:
     """Return the message of an answer: whole, or put together from its chunks."""
-    request: Any = {"model": "behind", "messages": messages, "tools": TOOLS, **options}
+    request: Any = {"model": "agent", "messages": messages, "tools": TOOLS, **options}
     if not stream:
         return client.chat.completions.create(**request).choices[0].message
     with client.chat.completions.stream(**request) as events:
@@ -115,7 +116,8 @@ with tempfile.TemporaryDirectory() as folder:
                 except httpx.TransportError:
                     time.sleep(0.2)
             own_client = openai.OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key=KEY, max_retries=0)
-            (ask_as_agent if IS_AGENT else ask)(own_client)
+            ask(own_client)
+            ask_as_agent(own_client)
         finally:
             proxy.terminate()
 print("ok")

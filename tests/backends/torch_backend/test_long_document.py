@@ -19,7 +19,7 @@ from tests.backends.driver import Driver, Request, open_backend
 from tests.reference.sequence import Sequence, load_reference
 
 DEMO_MODEL = Path(__file__).parents[3] / "server" / "demo_model"
-NUM_PROMPT_TOKENS, CAPACITY, CHUNK = 8192, 1024, 512
+NUM_PROMPT_TOKENS, CAPACITY, CHUNK = 4096, 512, 256
 
 
 @pytest.fixture(scope="module")

@@ -104,19 +104,28 @@ def test_plans_and_replays_agree_over_a_grid(
 ) -> None:
     limits = choices[-2:] if "--max-tpot" in choices else ()
     common = ("--model", model, "--machine", machine, "--sockets", sockets, "--policy", policy)
-    check_agreement(capsys, "12000", (*common, *choices[: len(choices) - len(limits)]), limits)
+    check_agreement(capsys, "4000", (*common, *choices[: len(choices) - len(limits)]), limits)
 
 
 def check_agreement(
     capsys: pytest.CaptureFixture[str], context: str, common: tuple[str, ...], limits: tuple[str, ...]
 ) -> None:
     """Replay the best plan with other arrivals than it had."""
-    common = (*common, "--mean-output", "150")
+    mean_output = int(context) // 80
+    common = (*common, "--mean-output", str(mean_output))
     best = json_of(capsys, "plan", *common, "--context", context, "--requests", "60", *limits)["options"][0]
     values = json_of(
         capsys,
         *("replay", *common, "--max-model-len", context, "--shape", "poisson"),
-        *("--mean-prompt", str(int(context) - 150), "--no-varies", "--seed", "7", "--requests", "800"),
+        *(
+            "--mean-prompt",
+            str(int(context) - mean_output),
+            "--no-varies",
+            "--seed",
+            "7",
+            "--requests",
+            "800",
+        ),
         *("--num-slots", str(best["num_slots"]), "--rate", str(best["requests_per_second"])),
     )
     assert values["refused"] == 0
@@ -161,7 +170,7 @@ def test_fewer_slots_are_chosen_where_more_would_break_the_limits() -> None:
     [
         (200, 1000, Limits(max_tpot=0.0022), 32),  # twice the slots break the limit
         (200, 1000, Limits(max_e2e=1.2), 64),  # so does a half of them
-        pytest.param(7800, 200, Limits(), 64, marks=pytest.mark.long),  # each half carries a little less
+        pytest.param(3900, 100, Limits(), 64, marks=pytest.mark.long),  # each half carries a little less
     ],
 )
 def test_what_is_carried_is_nearly_the_most_of_all_numbers_of_slots(
@@ -251,11 +260,12 @@ def test_other_nodes_that_read_prompts_leave_the_decode_node_free() -> None:
 
 
 def test_prefill_nodes_are_for_the_rate_that_is_to_be_carried(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = ("plan", "--split", "--sockets", "16", "--policy", "full", "--context", "4000", "--requests", "40")
+    lengths = ("--context", "8000", "--mean-output", "100")
+    plan = ("plan", "--split", "--sockets", "16", "--policy", "full", *lengths, "--requests", "40")
     (most,) = json_of(capsys, *plan)["options"]
-    (part,) = json_of(capsys, *plan, "--rate", "10")["options"]
+    (part,) = json_of(capsys, *plan, "--rate", "40")["options"]
     assert part["replicas"] == 1
-    assert part["requests_per_second"] == 10 < most["requests_per_second"] / 4
+    assert part["requests_per_second"] == 40 < most["requests_per_second"] / 4
     assert part["num_prefill_sockets"] < most["num_prefill_sockets"] / 3
     assert part["users"] < most["users"]
 

@@ -11,7 +11,7 @@ from server.text.renderer import Renderer
 from server.text.tokenizer import Tokenizer
 from tests.server.serving import serve, settings
 
-LONG = {"prompt": "some words " * 100_000}
+LONG = {"prompt": "some words " * 25_000}
 SHORT = {"messages": [{"role": "user", "content": "some words " * 300}]}
 
 

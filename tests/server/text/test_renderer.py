@@ -282,8 +282,8 @@ async def test_no_token_stands_for_more_characters(
 
 
 async def test_a_short_text_does_not_wait_for_a_long_one(renderer: Renderer) -> None:
-    long = asyncio.create_task(renderer.encode("some words " * 200_000, add_special_tokens=False))
+    long = asyncio.create_task(renderer.encode("some words " * 40_000, add_special_tokens=False))
     await asyncio.sleep(0)
     assert len(await renderer.encode("some words " * 1000, add_special_tokens=False)) > 1000
     assert not long.done()
-    assert len(await long) > 200_000
+    assert len(await long) > 40_000

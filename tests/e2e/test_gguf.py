@@ -52,4 +52,4 @@ def test_a_file_that_cannot_be_read_ends_the_start(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.long
 def test_smollm2_chats(smollm2_server: Server) -> None:
-    assert "Paris" in chat(smollm2_server, "SmolLM2-135M-Instruct", "What is the capital of France?")
+    assert "H2O" in chat(smollm2_server, "SmolLM2-135M-Instruct", "What is the chemical symbol for water?")

@@ -33,16 +33,16 @@ def _numbers(json_text: str) -> dict[str, float]:
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_answers(smollm2_server: Server) -> None:
-    command = _block("sh", "capital of France").replace("http://127.0.0.1:8000", smollm2_server.url)
+    command = _block("sh", "symbol for water").replace("http://127.0.0.1:8000", smollm2_server.url)
 
-    assert '"content":"The capital of France is Paris."' in _output(["bash", "-c", command])
+    assert '"content":"The chemical symbol for water is H2O."' in _output(["bash", "-c", command])
 
 
 @pytest.mark.long
 def test_the_openai_sdk_streams(smollm2_server: Server) -> None:
     program = _block("python", "openai").replace("http://127.0.0.1:8000", smollm2_server.url)
 
-    assert _output([sys.executable, "-c", program]) == "The capital of France is Paris."
+    assert _output([sys.executable, "-c", program]) == "The chemical symbol for water is H2O."
 
 
 @pytest.mark.long

@@ -47,7 +47,7 @@ def test_schemathesis_finds_no_server_error_and_no_undeclared_answer(tmp_path: P
         "--phases",
         "coverage,fuzzing",
         "--max-examples",
-        "8",
+        "4",
         "--seed",
         "1",
     )

@@ -30,7 +30,7 @@ BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "How is the weather in Oslo for the next 3 days, in celsius?"}],
     "tools": [WEATHER, TIME],
     "temperature": 0,
-    "max_tokens": 120,
+    "max_tokens": 80,
 }
 
 

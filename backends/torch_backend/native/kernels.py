@@ -37,8 +37,12 @@ FLAGS = (
 )
 
 # The instruction sets that the kernels can be built for, the best first: torch's name of the newest of their
-# instructions, and the compiler's flag. The second one computes in bfloat16 by float32.
-INSTRUCTION_SETS = {"avx512_bf16": "-march=cooperlake", "avx512_vnni": "-march=cascadelake"}
+# instructions, and the compiler's flag. The last one computes in bfloat16 by float32.
+INSTRUCTION_SETS = {
+    "amx_bf16": "-march=sapphirerapids",
+    "avx512_bf16": "-march=cooperlake",
+    "avx512_vnni": "-march=cascadelake",
+}
 
 _library = torch.library.Library("snapserve", "DEF")  # type: ignore[no-untyped-call]
 for _schema in (

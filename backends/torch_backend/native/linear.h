@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "amx.h"
 #include "checks.h"
 #include "groups.h"
 #include "tile.h"
@@ -39,6 +40,10 @@ constexpr int64_t kSmallBatchChunk = 32;
 // Whether int8 weights are widened to the rows' type.
 template <typename W>
 constexpr bool kIsWidened = std::is_same_v<W, int8_t>;
+
+// Inputs of a block's chunk for AMX: it stays in the second-level cache, or widened in the first-level one.
+template <typename R, typename W>
+constexpr int64_t kTiledChunk = kIsWidened<W> ? 128 : 4096 / int64_t{sizeof(R)};
 
 template <typename W>
 constexpr bool kIsGrouped = std::is_same_v<W, Group>;
@@ -113,8 +118,8 @@ void normalise(T* normed, const T* input, const FusedOps<T>& fused, int64_t num_
   }
 }
 
-// Quantise each row, or each group of one, to int8: divide it by its scale, which is its largest magnitude over
-// 127, and round.
+// Quantise each row, or each group of one, to int8: divide it by its scale, which is its largest magnitude
+// over 127, and round.
 //
 // A weight's level is its value plus the zero point, so a product is too large by the zero point times the
 // row's sum. That term is stored and subtracted after the product. It is exact in float32. For a group, it is
@@ -230,17 +235,50 @@ inline void dequantize(float* sums, int32_t zero_point_term, float scale) {
   }
 }
 
+// Add the products of all rows with a block by AMX, and return how many of the inputs were used.
+template <typename R, typename W>
+int64_t accumulate_by_tiles(float* sums, const R* input, const W* weight, int64_t num_rows,
+                            int64_t num_inputs) {
+  const int64_t end = num_inputs / kTileInputs<R> * kTileInputs<R>;
+  Tiles tiles;
+  for (int64_t k = 0; k < end; k += kTiledChunk<R, W>) {
+    const int64_t chunk_inputs = std::min(kTiledChunk<R, W>, end - k);
+    const W* chunk = weight + k * kBlock;
+    if constexpr (kIsWidened<W>) {
+      alignas(64) R widened[kTiledChunk<R, W> * kBlock];
+      for (int64_t n = 0; n < chunk_inputs; n += kPack<R>) {
+        const W* source = chunk + n * kBlock;
+        UNROLL for (int64_t line = 0; line < kBlock * kPack<R>; line += kCacheLine) {
+          _mm_prefetch(reinterpret_cast<const char*>(source) + kPrefetchDistance + line, _MM_HINT_T1);
+        }
+        __m512i weights[kBlockVectors];
+        load_weights(weights, source, widened + n * kBlock);
+      }
+      accumulate_tiles(tiles, sums, input + k, num_inputs, widened, chunk_inputs, num_rows, false);
+    } else {
+      accumulate_tiles(tiles, sums, input + k, num_inputs, chunk, chunk_inputs, num_rows, true);
+    }
+  }
+  return end;
+}
+
 // Write the products [row, 64] of one block, without the scales of its outputs.
 template <typename T, typename R, typename W>
 void multiply_columns(float* sums, const Rows<R>& rows, const Weights<T, W>& weights, int64_t num_rows,
                       int64_t num_inputs) {
   alignas(64) R widened[kIsWidened<W> ? kChunk<R> * kBlock : 1];
   std::fill_n(sums, num_rows * kBlock, 0.0f);
+  int64_t first = 0;
+  if constexpr (kHasTiles<R>) {
+    if (tiles_are_usable()) {
+      first = accumulate_by_tiles(sums, rows.elements, weights.elements, num_rows, num_inputs);
+    }
+  }
   const bool is_small_batch = num_rows <= kSmallBatch;
   const int64_t chunk_size = is_small_batch && !kIsWidened<W> ? kSmallBatchChunk : kChunk<R>;
   const auto accumulate =
       is_small_batch ? accumulate_chunk<kTileRows, R, W> : accumulate_chunk<kLargeBatchTile, R, W>;
-  for (int64_t k = 0; k < num_inputs; k += chunk_size) {
+  for (int64_t k = first; k < num_inputs; k += chunk_size) {
     const int64_t chunk_inputs = std::min(chunk_size, num_inputs - k);
     accumulate(sums, rows.elements + k, weights.elements + k * kBlock, num_rows, num_inputs, chunk_inputs,
                widened);
@@ -358,8 +396,8 @@ void multiply_by(Tensor& output, const Tensor& input, const Tensor& weight,
                  const FusedOps<T>& fused, int64_t padded_inputs) {
   const auto run = [&](auto type) {
     using W = decltype(type);
-    const Weights<T, W> weights{static_cast<const W*>(weight.const_data_ptr()), padded_inputs, data_or_null<float>(scales),
-                                data_or_null<T>(bias)};
+    const Weights<T, W> weights{static_cast<const W*>(weight.const_data_ptr()), padded_inputs,
+                                data_or_null<float>(scales), data_or_null<T>(bias)};
     const int64_t num_elements = weight.nbytes() / sizeof(W);
     multiply(output, input, weights, fused, num_elements * kHeld<W> / (kBlock * padded_inputs));
   };

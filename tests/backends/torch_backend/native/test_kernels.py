@@ -45,7 +45,9 @@ def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("sizes", [(64, 64), (96, 100), (160, 40), (32, 3), (400, 288), (34, 70), (6, 130)])
+@pytest.mark.parametrize(
+    "sizes", [(64, 64), (96, 100), (160, 40), (32, 3), (400, 288), (34, 70), (6, 130), (2090, 70)]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_linear_equals_float64_and_is_batch_invariant(
@@ -61,7 +63,7 @@ def test_linear_equals_float64_and_is_batch_invariant(
         hidden.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double()
     )
     torch.testing.assert_close(batch.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    for first, last in ((0, 1), (2, 4), (3, 6), (7, 12), (8, 45), (0, 512), (500, 550)):
+    for first, last in ((0, 1), (2, 4), (3, 6), (7, 12), (1, 20), (8, 45), (0, 512), (500, 550)):
         assert torch.equal(
             packed_linear(hidden[first:last, None], packed, layer.bias, sizes[1])[:, 0], batch[first:last]
         )

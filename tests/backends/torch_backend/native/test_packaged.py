@@ -27,6 +27,7 @@ def processor_with(*names: str) -> Mapping[str, bool]:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
+        (("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_bf16"), "amx_bf16"),
         (("avx2", "avx512_f", "avx512_vnni", "avx512_bf16"), "avx512_bf16"),
         (("avx2", "avx512_f", "avx512_vnni"), "avx512_vnni"),
         (("avx2", "avx512_f"), None),

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import platform
+import shlex
 import shutil
 import sys
 import tempfile
@@ -33,19 +34,20 @@ from commands.loadtest.comparison import medians, ratios
 from commands.loadtest.config import Address, Load, PromptFormat
 from commands.loadtest.report import Figure
 
-_COMMON = Load(output_len=128, vocab_size=31000, ignore_eos=True, seed=1)
+# Seeds are apart, so that no load's prompts are in a cache from another load.
+_COMMON = Load(output_len=128, vocab_size=31000, ignore_eos=True)
 LOADS = {
     "short": _COMMON.model_copy(
-        update={"num_prompts": 32, "input_len": 128, "max_concurrency": 8, "num_warmups": 8}
+        update={"seed": 1, "num_prompts": 32, "input_len": 128, "max_concurrency": 8, "num_warmups": 8}
     ),
     "one": _COMMON.model_copy(
-        update={"num_prompts": 4, "input_len": 128, "max_concurrency": 1, "num_warmups": 1}
+        update={"seed": 101, "num_prompts": 4, "input_len": 128, "max_concurrency": 1, "num_warmups": 1}
     ),
     "long": _COMMON.model_copy(
-        update={"num_prompts": 8, "input_len": 8192, "max_concurrency": 4, "num_warmups": 1}
+        update={"seed": 201, "num_prompts": 8, "input_len": 8192, "max_concurrency": 4, "num_warmups": 1}
     ),
     "single": _COMMON.model_copy(
-        update={"num_prompts": 2, "input_len": 8192, "max_concurrency": 1, "num_warmups": 1}
+        update={"seed": 301, "num_prompts": 2, "input_len": 8192, "max_concurrency": 1, "num_warmups": 1}
     ),
 }
 EVICTION = (128, 1024, 2048)  # entries: sink, recent, total
@@ -101,9 +103,10 @@ def compare(
 
 def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
     """Compare our server with every installed server, and with our engine."""
-    with serving(snapserve(arguments.model), logs / "snapserve.log") as (url, seconds):
+    options = shlex.split(arguments.serve_options)
+    with serving(snapserve(arguments.model, *options), logs / "snapserve.log") as (url, seconds):
         ours = HttpServer(Address(url), seconds)
-        engine = OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS))
+        engine = OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS, *options))
         for name, load in _loads(arguments):
             yield from compare(
                 name,
@@ -183,11 +186,12 @@ def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def installed_servers(arguments: argparse.Namespace) -> Iterator[Server]:
-    gguf = arguments.gguf or arguments.model.with_name(f"{arguments.model.name}.gguf")
+    model: Path = arguments.model
+    gguf = model if model.suffix == ".gguf" else arguments.gguf or model.with_name(f"{model.name}.gguf")
     makers: tuple[tuple[str, Callable[[str, Path], Server], Path], ...] = (
-        (arguments.vllm, vllm, arguments.model),
+        (arguments.vllm, vllm, model),
         (arguments.llama_server, llama_cpp, gguf),
-        (arguments.transformers, transformers, arguments.model),
+        (arguments.transformers, transformers, model),
     )
     for executable, make, model in makers:
         path = shutil.which(executable)
@@ -233,6 +237,7 @@ def main() -> int:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **machine(),
         "rounds": arguments.rounds,
+        "serve_options": arguments.serve_options,
     }
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -255,7 +260,7 @@ def _loads(arguments: argparse.Namespace) -> list[tuple[str, Load]]:
 
 def add_servers(parser: argparse.ArgumentParser) -> None:
     """Add the model, and the commands of the other servers that serve it."""
-    parser.add_argument("model", type=Path, help="folder written by bench.make_model")
+    parser.add_argument("model", type=Path, help="folder written by bench.make_model, or a GGUF file")
     parser.add_argument("--vllm", default="vllm", help="vLLM's command")
     parser.add_argument("--llama-server", default="llama-server", help="llama.cpp's server")
     parser.add_argument("--gguf", type=Path, help="the model for llama.cpp (default: MODEL_DIR.gguf)")
@@ -267,6 +272,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_servers(parser)
+    parser.add_argument("--serve-options", default="", help="of our server, such as '--quantization int4'")
     parser.add_argument("--loads", nargs="+", choices=tuple(LOADS), default=list(LOADS))
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each system (default: 3)")
     parser.add_argument("--timeout", type=float, default=600.0, help="most seconds of a run (default: 600)")

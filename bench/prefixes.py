@@ -192,6 +192,14 @@ def _restart(model: Path, sizes: Sizes, logs: Path) -> Row:
 
 
 def their_rows(server: Server, sizes: Sizes, logs: Path) -> Iterator[Row]:
+    """Yield the rows of another server, up to its first failure."""
+    try:
+        yield from _rows_of(server, sizes, logs)
+    except (MeasurementError, httpx.HTTPError) as error:
+        print(f"{server.name} has no further rows: {error}", file=sys.stderr)
+
+
+def _rows_of(server: Server, sizes: Sizes, logs: Path) -> Iterator[Row]:
     with (
         serving(server, logs / f"{server.name.split()[0]}.log") as (url, _),
         Client(server, url, 1, sizes.vocabulary) as client,
@@ -229,13 +237,13 @@ def main() -> int:
         for row in itertools.chain(our_rows(arguments.model, sizes, logs), *others):
             rows.append(row)
             print(table([row]).splitlines()[-1], file=sys.stderr)
-    if arguments.json is not None:
-        document = {
-            **machine(),
-            **asdict(sizes),
-            "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
-        }
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+            if arguments.json is not None:
+                document = {
+                    **machine(),
+                    **asdict(sizes),
+                    "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
+                }
+                arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     print(table(rows))
     return 0
 

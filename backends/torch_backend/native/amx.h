@@ -41,10 +41,10 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// The instructions are written out: GCC's intrinsics do not say which memory they access, so that it may drop
-// or move the stores before them.
-
 // The tiles of this thread, from their first configuration until the end of a product.
+//
+// The instructions are written out here and below, since GCC's intrinsics do not say which memory they
+// access: it drops or moves the stores before them.
 class Tiles {
  public:
   ~Tiles() { asm volatile("tilerelease"); }
@@ -170,15 +170,14 @@ inline void accumulate_wide(float* sums, const R* input, int64_t row_stride, con
 }
 
 // Add the products of all rows with a block's weights, over `num_inputs` inputs, a multiple of
-// `kTileInputs<R>`, to `sums` [row, 64], which are int32 for int8 rows. `prefetches`: the weights come from
-// memory, so those that follow are prefetched.
+// `kTileInputs<R>`, to `sums` [row, 64], which are int32 for int8 rows.
 template <typename R>
 void accumulate_tiles(Tiles& tiles, float* sums, const R* input, int64_t row_stride, const void* weight,
-                      int64_t num_inputs, int64_t num_rows, bool prefetches) {
+                      int64_t num_inputs, int64_t num_rows) {
   for (int64_t r = 0; r < num_rows; r += 2 * kMaxTileRows) {
     const int64_t rows = std::min(2 * kMaxTileRows, num_rows - r);
     tiles.configure(rows);
-    const bool is_first = prefetches && r == 0;  // the next rows find the weights in the cache
+    const bool is_first = r == 0;  // reads the weights from memory; the next rows find them in the cache
     const char* weights = static_cast<const char*>(weight);
     float* row_sums = sums + r * kBlock;
     const R* row_input = input + r * row_stride;

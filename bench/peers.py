@@ -151,7 +151,7 @@ def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
         print("OpenVINO GenAI is left out: --openvino-python is not given", file=sys.stderr)
         return
     model = arguments.openvino_model or arguments.model.with_name(f"{arguments.model.name}-openvino")
-    options = ("--model", str(arguments.model), *OWN_OPTIONS)
+    options = ("--model", str(arguments.model), *OWN_OPTIONS, *shlex.split(arguments.serve_options))
     exact = ("snapserve, engine", OwnEngine(options))
     patient = (*options, "--max-inter-token-latency", str(PATIENCE))
     patient_name = f"snapserve, engine, up to {PATIENCE} s between tokens"
@@ -193,12 +193,12 @@ def installed_servers(arguments: argparse.Namespace) -> Iterator[Server]:
         (arguments.llama_server, llama_cpp, gguf),
         (arguments.transformers, transformers, model),
     )
-    for executable, make, model in makers:
+    for executable, make, served in makers:
         path = shutil.which(executable)
         if path is None:
             print(f"{executable} is left out: not installed", file=sys.stderr)
         else:
-            yield make(path, model)
+            yield make(path, served)
 
 
 def table(rows: Sequence[Row]) -> str:

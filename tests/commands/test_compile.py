@@ -1,5 +1,6 @@
 """`snapserve compile`: what it leaves in the cache, and what it refuses."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,17 +32,22 @@ def test_a_second_call_finds_what_the_first_one_compiled(tmp_path: Path, built_k
     copy_kernels(built_kernels, code_folder(cache))  # they take the longest
     command = [sys.executable, "-m", "server", "compile", "--model", str(model), "--max-model-len", "128"]
     files: list[list[Path]] = []
-    for _ in range(2):
+    for compiler in ("g++", "no-such-compiler", "g++"):
         done = subprocess.run(
             [*command, "--num-slots", "2", "--compile-cache", str(cache)],
+            env=os.environ | {"CXX": compiler},
             capture_output=True,
             text=True,
             timeout=300,
         )
         output = done.stdout + done.stderr
         files.append(sorted(cache.rglob("*.graph")))
-        assert done.returncode == 0, output
-        assert f"compiled into {cache}" in output
+        if compiler == "g++":
+            assert done.returncode == 0, output
+            assert f"compiled into {cache}" in output
+        else:
+            assert done.returncode == 1, output
+            assert "--require-compiled: decode is not compiled" in output
     assert files[0]
-    assert files[0] == files[1]
+    assert files[0] == files[1] == files[2]
     assert "compiled in 0.0 s" in output

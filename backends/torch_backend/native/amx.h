@@ -1,5 +1,6 @@
 // The tile of a matrix product on processors with AMX: up to 32 rows by a block of 64 columns, by the
-// processor's matrix unit. Weights are packed as in tile.h, which is the layout that the unit reads.
+// processor's matrix unit. Weights are packed as in tile.h, which is the layout that the unit reads: for
+// attention, a block's queries or their softmax weights.
 //
 // Batch invariance: a row adds the products of `kTileInputs` inputs at a time, in ascending order, with one
 // instruction for any number of rows. In bfloat16 it rounds otherwise than tile.h, so a product uses this for
@@ -41,13 +42,15 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// The tiles of this thread, from their first configuration until the end of a product.
+// The tiles of this thread, from their first configuration until the end of its products.
 //
 // The instructions are written out here and below, since GCC's intrinsics do not say which memory they
 // access: it drops or moves the stores before them.
 class Tiles {
  public:
-  ~Tiles() { asm volatile("tilerelease"); }
+  ~Tiles() {
+    if (num_rows_ > 0) asm volatile("tilerelease");
+  }
 
   // Set the tiles' rows for a product of up to 32 rows.
   void configure(int64_t num_rows) {
@@ -77,6 +80,11 @@ inline void load_tile(const void* source, int64_t stride) {
 }
 
 template <int tile>
+inline void clear_tile() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(tile));
+}
+
+template <int tile>
 inline void store_tile(void* target, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(target), "r"(stride), "i"(tile) : "memory");
 }
@@ -99,6 +107,12 @@ inline bool tiles_are_usable() {
   return are_usable;
 }
 
+// Return whether a product of this number of inputs can be computed by tiles.
+template <typename R>
+bool takes_tiles(int64_t num_inputs) {
+  return kHasTiles<R> && num_inputs % kTileInputs<R> == 0 && tiles_are_usable();
+}
+
 // Prefetch `size` bytes of the weights after the next step's. A tile's rows are apart in memory, and memory
 // is faster in its own order: so between a step's tiles, the lines that follow are prefetched in that order.
 template <int64_t size>
@@ -108,16 +122,26 @@ inline void prefetch_in_order(const char* weights) {
   }
 }
 
+// Load the sums that products are added to, or begin with zeros.
+template <int tile, bool from_zero>
+inline void begin_sums(const void* sums) {
+  if constexpr (from_zero) {
+    clear_tile<tile>();
+  } else {
+    load_tile<tile>(sums, kWeightStride);
+  }
+}
+
 // Add the products of up to 16 rows with a block.
-template <typename R>
+template <bool from_zero, typename R>
 inline void accumulate_narrow(float* sums, const R* input, int64_t row_stride, const char* weights,
                               int64_t num_inputs, bool prefetches) {
   constexpr int64_t kQuarter = kStepBytes / 4;
   char* target = reinterpret_cast<char*>(sums);
-  load_tile<0>(target, kWeightStride);
-  load_tile<1>(target + kTileBytes, kWeightStride);
-  load_tile<2>(target + 2 * kTileBytes, kWeightStride);
-  load_tile<3>(target + 3 * kTileBytes, kWeightStride);
+  begin_sums<0, from_zero>(target);
+  begin_sums<1, from_zero>(target + kTileBytes);
+  begin_sums<2, from_zero>(target + 2 * kTileBytes);
+  begin_sums<3, from_zero>(target + 3 * kTileBytes);
   for (int64_t k = 0; k < num_inputs; k += kTileInputs<R>, weights += kStepBytes) {
     load_tile<4>(input + k, row_stride * sizeof(R));
     if (prefetches) prefetch_in_order<kQuarter>(weights);
@@ -140,17 +164,17 @@ inline void accumulate_narrow(float* sums, const R* input, int64_t row_stride, c
 }
 
 // Add the products of 17 to 32 rows with half a block.
-template <typename R>
+template <bool from_zero, typename R>
 inline void accumulate_wide(float* sums, const R* input, int64_t row_stride, const char* weights,
                             int64_t num_inputs, bool prefetches) {
   constexpr int64_t kHalf = kStepBytes / 2;
   char* target = reinterpret_cast<char*>(sums);
   char* second = target + kMaxTileRows * kWeightStride;
   const R* second_input = input + kMaxTileRows * row_stride;
-  load_tile<0>(target, kWeightStride);
-  load_tile<1>(target + kTileBytes, kWeightStride);
-  load_tile<2>(second, kWeightStride);
-  load_tile<3>(second + kTileBytes, kWeightStride);
+  begin_sums<0, from_zero>(target);
+  begin_sums<1, from_zero>(target + kTileBytes);
+  begin_sums<2, from_zero>(second);
+  begin_sums<3, from_zero>(second + kTileBytes);
   for (int64_t k = 0; k < num_inputs; k += kTileInputs<R>, weights += kStepBytes) {
     if (prefetches) prefetch_in_order<kHalf>(weights);
     load_tile<6>(weights, kWeightStride);
@@ -171,22 +195,24 @@ inline void accumulate_wide(float* sums, const R* input, int64_t row_stride, con
 
 // Add the products of all rows with a block's weights, over `num_inputs` inputs, a multiple of
 // `kTileInputs<R>`, to `sums` [row, 64], which are int32 for int8 rows.
-template <typename R>
+//
+// - `prefetches`, `from_zero`: as in tile.h.
+template <bool prefetches, bool from_zero, typename R>
 void accumulate_tiles(Tiles& tiles, float* sums, const R* input, int64_t row_stride, const void* weight,
                       int64_t num_inputs, int64_t num_rows) {
   for (int64_t r = 0; r < num_rows; r += 2 * kMaxTileRows) {
     const int64_t rows = std::min(2 * kMaxTileRows, num_rows - r);
     tiles.configure(rows);
-    const bool is_first = r == 0;  // reads the weights from memory; the next rows find them in the cache
+    const bool is_first = prefetches && r == 0;  // the next rows find the weights in the cache
     const char* weights = static_cast<const char*>(weight);
     float* row_sums = sums + r * kBlock;
     const R* row_input = input + r * row_stride;
     if (rows <= kMaxTileRows) {
-      accumulate_narrow(row_sums, row_input, row_stride, weights, num_inputs, is_first);
+      accumulate_narrow<from_zero>(row_sums, row_input, row_stride, weights, num_inputs, is_first);
     } else {
-      accumulate_wide(row_sums, row_input, row_stride, weights, num_inputs, is_first);
-      accumulate_wide(row_sums + kBlock / 2, row_input, row_stride, weights + kWeightStride / 2, num_inputs,
-                      false);
+      accumulate_wide<from_zero>(row_sums, row_input, row_stride, weights, num_inputs, is_first);
+      accumulate_wide<from_zero>(row_sums + kBlock / 2, row_input, row_stride, weights + kWeightStride / 2,
+                                 num_inputs, false);
     }
   }
 }

@@ -243,7 +243,8 @@ int64_t accumulate_by_tiles(float* sums, const R* input, const W* weight, int64_
   Tiles tiles;
   for (int64_t k = 0; k < end; k += kTiledChunk<R>) {
     const int64_t chunk_inputs = std::min(kTiledChunk<R>, end - k);
-    accumulate_tiles(tiles, sums, input + k, num_inputs, weight + k * kBlock, chunk_inputs, num_rows);
+    accumulate_tiles<true, false>(tiles, sums, input + k, num_inputs, weight + k * kBlock, chunk_inputs,
+                                  num_rows);
   }
   return end;
 }

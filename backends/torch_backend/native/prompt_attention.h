@@ -14,6 +14,7 @@
 #include <optional>
 #include <vector>
 
+#include "amx.h"
 #include "checks.h"
 #include "tile.h"
 
@@ -48,12 +49,12 @@ template <typename T>
 struct PromptHead {
   const T* query;            // [token, width]
   const T* key;              // [entry, width]
-  const T* values;           // [entry / pack, value width, pack]
+  const T* values;           // [entry / pack, value width, pack], or for AMX [value width, entry]
   const int64_t* last_seen;  // [token]: the last entry in sight, -1 for none
   T* output;                 // [token, value width]
   int64_t query_stride;      // elements from a token to the next one
   int64_t key_stride;        // elements from an entry to the next one
-  int64_t value_stride;      // elements from `pack` entries to the next ones
+  int64_t value_stride;      // elements between indices of the values' first dimension
   int64_t output_stride;     // elements from a token to the next one
   int64_t num_tokens;
   int64_t num_entries;
@@ -63,7 +64,24 @@ struct PromptHead {
   float scaling;
   float softcap;  // 0: none
   float sink;     // times log2(e); `kLowestScore`: none
+  bool has_tiles;  // the products are AMX's
 };
+
+// Write the scores [entry, 64] of `count` entries with packed queries.
+template <typename T>
+void multiply_keys(Tiles& tiles, bool has_tiles, float* scores, const T* key, int64_t key_stride,
+                   const T* queries, int64_t width, int64_t count) {
+  if constexpr (kHasTiles<T>) {
+    if (has_tiles) {
+      accumulate_tiles<false, true>(tiles, scores, key, key_stride, queries, width, count);
+      return;
+    }
+  }
+  for (int64_t e = 0; e < count; e += kTileRows) {
+    accumulate_rows<false, kTileRows, true>(scores + e * kBlock, key + e * key_stride, key_stride, queries,
+                                            width, count - e);
+  }
+}
 
 // A thread's buffers for a tile of 64 queries, which are the columns of four vectors.
 template <typename T>
@@ -76,6 +94,7 @@ struct QueryTile {
   float* references;  // [64]: the exponents relative to which weights are computed
   float* totals;      // [64]: the sums of the weights so far
   int32_t last_seen[kBlock];
+  Tiles tiles;
 
   explicit QueryTile(int64_t width, int64_t value_width)
       : storage(at::empty({kBlock * (width + kBlockEntries + kBlockEntries + value_width + 2)}, at::kFloat)) {
@@ -88,19 +107,39 @@ struct QueryTile {
   }
 };
 
-// Pack a head's values [entry, width] as [entry / 2, width, 2], the layout of a tile's inputs. An odd last
-// entry is paired with zeros.
+// Load 16 values of an entry and of the next one as pairs. Those behind the last entry are zeros.
+inline __m512i load_pairs(const BFloat16* values, int64_t stride, int64_t num_entries, __mmask16 lanes) {
+  const __mmask16 first_lanes = num_entries > 0 ? lanes : 0;
+  const __mmask16 second_lanes = num_entries > 1 ? lanes : 0;
+  const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes, values));
+  const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(second_lanes, values + stride));
+  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+
+// Pack a head's values [entry, width] as [entry / 2, width, 2], the layout of a tile's inputs.
 void pair_values(BFloat16* pairs, const BFloat16* values, int64_t stride, int64_t num_entries,
                  int64_t width) {
   for (int64_t e = 0; e < num_entries; e += 2, pairs += 2 * width) {
-    const BFloat16* first = values + e * stride;
-    const BFloat16* second = first + stride;
     for (int64_t d = 0; d < width; d += kLanes) {
       const __mmask16 lanes = first_lanes(width - d);
-      const __mmask16 second_lanes = e + 1 < num_entries ? lanes : 0;
-      const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, first + d));
-      const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(second_lanes, second + d));
-      _mm512_mask_storeu_epi32(pairs + 2 * d, lanes, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+      _mm512_mask_storeu_epi32(pairs + 2 * d, lanes,
+                               load_pairs(values + e * stride + d, stride, num_entries - e, lanes));
+    }
+  }
+}
+
+// Pack a head's values [entry, width] as [width, entry], the layout of AMX's rows. Zeros fill up the last
+// `kTileInputs` entries, since even a weight of 0 would turn NaN into a sum.
+void transpose_values(BFloat16* target, int64_t target_stride, const BFloat16* values, int64_t stride,
+                      int64_t num_entries, int64_t width) {
+  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i offsets = _mm512_mullo_epi32(lane, _mm512_set1_epi32(static_cast<int32_t>(target_stride)));
+  const int64_t padded_entries = round_up(num_entries, kTileInputs<BFloat16>);
+  for (int64_t e = 0; e < padded_entries; e += 2) {
+    for (int64_t d = 0; d < width; d += kLanes) {
+      const __mmask16 lanes = first_lanes(width - d);
+      const __m512i pairs = load_pairs(values + e * stride + d, stride, num_entries - e, lanes);
+      _mm512_mask_i32scatter_epi32(target + d * target_stride + e, lanes, offsets, pairs, sizeof(BFloat16));
     }
   }
 }
@@ -245,6 +284,23 @@ void write_tile(QueryTile<T>& tile, const PromptHead<T>& head, int64_t first, in
   }
 }
 
+// Add a block's weighted values.
+template <typename T>
+void multiply_values(QueryTile<T>& tile, const PromptHead<T>& head, int64_t block, int64_t count) {
+  if constexpr (kHasTiles<T>) {
+    if (head.has_tiles) {
+      accumulate_tiles<false, false>(tile.tiles, tile.sums, head.values + block, head.value_stride,
+                                     tile.weights, count, head.value_width);
+      return;
+    }
+  }
+  const T* values = head.values + block / kPack<T> * head.value_stride;
+  for (int64_t d = 0; d < head.value_width; d += kTileRows) {
+    accumulate_rows(tile.sums + d * kBlock, values + d * kPack<T>, kPack<T>, tile.weights, count,
+                    head.value_width - d, head.value_stride);
+  }
+}
+
 // Attend with up to 64 queries from `first` on.
 //
 // Blocks start at multiples of 128 entries, wherever the queries' windows start. A query thus meets its
@@ -263,27 +319,52 @@ void attend_tile(QueryTile<T>& tile, const PromptHead<T>& head, int64_t first) {
   const bool has_softcap = head.softcap > 0;
   const float scaling = has_softcap ? kLog2e : head.scaling * kLog2e;  // the softcap follows the scaling
   const int64_t begin = std::max<int64_t>(0, lowest - head.window + 1) / kBlockEntries * kBlockEntries;
+  const int64_t step = head.has_tiles ? kTileInputs<T> : kPack<T>;  // entries of a product's step
   for (int64_t block = begin; block <= highest; block += kBlockEntries) {
     const int64_t block_entries = std::min(kBlockEntries, head.num_entries - block);
-    const int64_t padded_entries = (block_entries + kPack<T> - 1) / kPack<T> * kPack<T>;
-    for (int64_t e = 0; e < block_entries; e += kTileRows) {
-      const T* key = head.key + (block + e) * head.key_stride;
-      accumulate_rows<false, kTileRows, true>(tile.scores + e * kBlock, key, head.key_stride, tile.queries,
-                                              head.width, block_entries - e);
-    }
+    const int64_t padded_entries = round_up(block_entries, step);
+    multiply_keys(tile.tiles, head.has_tiles, tile.scores, head.key + block * head.key_stride,
+                  head.key_stride, tile.queries, head.width, block_entries);
     const bool all_visible =
         !has_blind_query && block + block_entries - 1 <= lowest && block > highest - head.window;
     if (!all_visible || has_softcap) mask_scores(tile, head, block, block_entries);
     std::fill_n(tile.scores + block_entries * kBlock, (padded_entries - block_entries) * kBlock,
                 kMaskedScore);
     softmax_block(tile, padded_entries, head.value_width, scaling);
-    const T* values = head.values + block / kPack<T> * head.value_stride;
-    for (int64_t d = 0; d < head.value_width; d += kTileRows) {
-      accumulate_rows(tile.sums + d * kBlock, values + d * kPack<T>, kPack<T>, tile.weights, padded_entries,
-                      head.value_width - d, head.value_stride);
-    }
+    multiply_values(tile, head, block, padded_entries);
   }
   write_tile(tile, head, first, count);
+}
+
+// Return values [row, head, entry, width] in the layout of `PromptHead::values`.
+template <typename T>
+Tensor packed_values(const Tensor& value, const std::vector<int64_t>& row_entries, bool has_tiles) {
+  if constexpr (kPack<T> == 1) {
+    return value;
+  } else {
+    const int64_t num_heads = value.size(1);
+    const int64_t width = value.size(3);
+    // The rows of a tile are apart by this. A cache line more than a power of two: they would share a set.
+    const int64_t padded_entries = round_up(value.size(2), kTileInputs<T>) + kTileInputs<T>;
+    const Tensor packed =
+        has_tiles
+            ? at::empty({value.size(0), num_heads, width, padded_entries}, value.options())
+            : at::empty({value.size(0), num_heads, (value.size(2) + 1) / 2, 2 * width}, value.options());
+    at::parallel_for(0, value.size(0) * num_heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = i / num_heads;
+        const int64_t head = i % num_heads;
+        T* target = packed.data_ptr<T>() + row * packed.stride(0) + head * packed.stride(1);
+        const T* source = value.const_data_ptr<T>() + row * value.stride(0) + head * value.stride(1);
+        if (has_tiles) {
+          transpose_values(target, packed.stride(2), source, value.stride(2), row_entries[row], width);
+        } else {
+          pair_values(target, source, value.stride(2), row_entries[row], width);
+        }
+      }
+    });
+    return packed;
+  }
 }
 
 template <typename T>
@@ -306,19 +387,8 @@ void attend_prompts(Tensor& output, const Tensor& query, const Tensor& key, cons
     TORCH_CHECK(row_entries[row] <= num_entries, "last_seen must be below the number of entries, ",
                 num_entries, ", got ", row_entries[row] - 1, " in row ", row);
   }
-  Tensor values = value;
-  if constexpr (kPack<T> == 2) {
-    values = at::empty({num_rows, num_kv_heads, (num_entries + 1) / 2, 2 * value_width}, value.options());
-    at::parallel_for(0, num_rows * num_kv_heads, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = i / num_kv_heads;
-        const int64_t kv_head = i % num_kv_heads;
-        pair_values(values.data_ptr<T>() + row * values.stride(0) + kv_head * values.stride(1),
-                    value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1),
-                    value.stride(2), row_entries[row], value_width);
-      }
-    });
-  }
+  const bool has_tiles = takes_tiles<T>(width);
+  const Tensor values = packed_values<T>(value, row_entries, has_tiles);
   at::parallel_for(0, num_rows * num_heads * num_tiles, 1, [&](int64_t begin, int64_t end) {
     QueryTile<T> tile(width, value_width);
     for (int64_t i = begin; i < end; ++i) {
@@ -344,6 +414,7 @@ void attend_prompts(Tensor& output, const Tensor& query, const Tensor& key, cons
           .scaling = static_cast<float>(scaling),
           .softcap = static_cast<float>(softcap),
           .sink = std::max(sink, kLowestScore),
+          .has_tiles = has_tiles,
       };
       attend_tile(tile, prompt_head, i % num_tiles * kBlock);
     }

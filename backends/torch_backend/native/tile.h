@@ -19,6 +19,8 @@ constexpr int64_t kTileRows = 4;                    // 16 accumulators, with roo
 constexpr int64_t kPrefetchDistance = 4096;
 constexpr int64_t kCacheLine = 64;  // bytes
 
+constexpr int64_t round_up(int64_t number, int64_t step) { return (number + step - 1) / step * step; }
+
 inline __m512 multiply_add(__m512 sums, const float* input, __m512i weights) {
   return _mm512_fmadd_ps(_mm512_set1_ps(*input), _mm512_castsi512_ps(weights), sums);
 }

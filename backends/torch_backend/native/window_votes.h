@@ -25,8 +25,9 @@ struct ObservationWindow {
   int64_t first;
   int64_t end;
   float scaling;
-  float softcap;  // 0: none
-  bool is_sum;    // an entry's votes are added; else the largest counts
+  float softcap;   // 0: none
+  bool is_sum;     // an entry's votes are added; else the largest counts
+  bool has_tiles;  // the products are AMX's
 };
 
 // Return the scores of 16 queries for an entry after the softcap, and `kMaskedScore` for those without sight.
@@ -70,7 +71,7 @@ inline __m512 exponentiate_scores(float* scores, int64_t num_entries, __m512i la
 // Queries vote in ascending order, and 16 lanes of them are added at the end. A head's votes come from one
 // thread, so they depend on neither the heads beside it nor the number of threads.
 template <typename T>
-void vote(const ObservationWindow<T>& window, int64_t begin, float* scores, T* queries) {
+void vote(Tiles& tiles, const ObservationWindow<T>& window, int64_t begin, float* scores, T* queries) {
   const int64_t count = std::min(kBlock, window.num_queries - begin);
   const int64_t num_vectors = (count + kLanes - 1) / kLanes;
   int32_t last_seen[kBlock];
@@ -81,11 +82,8 @@ void vote(const ObservationWindow<T>& window, int64_t begin, float* scores, T* q
   const int64_t num_entries = std::min(window.end, num_visible) - window.first;
   if (num_entries <= 0) return;
   pack_queries(queries, window.query + begin * window.query_stride, window.query_stride, count, window.width);
-  for (int64_t e = 0; e < num_entries; e += kTileRows) {
-    const T* key = window.key + (window.first + e) * window.key_stride;
-    accumulate_rows<false, kTileRows, true>(scores + e * kBlock, key, window.key_stride, queries,
-                                            window.width, num_entries - e);
-  }
+  multiply_keys(tiles, window.has_tiles, scores, window.key + window.first * window.key_stride,
+                window.key_stride, queries, window.width, num_entries);
   __m512 vote_factors[kBlockVectors];  // a query's strength over its weights' sum; 0 for one without sight
   for (int64_t v = 0; v < num_vectors; ++v) {
     const __m512i last = _mm512_loadu_si512(last_seen + v * kLanes);
@@ -121,6 +119,7 @@ void vote_by_head(Tensor& votes, const Tensor& query, const Tensor& key, const T
   at::parallel_for(0, num_heads, 1, [&](int64_t begin_head, int64_t end_head) {
     Tensor scores = at::empty({num_candidates, kBlock}, at::kFloat);
     Tensor packed_queries = at::empty({width, kBlock}, query.options());
+    Tiles tiles;
     for (int64_t head = begin_head; head < end_head; ++head) {
       const ObservationWindow<T> window{
           .query = query.const_data_ptr<T>() + head * query.stride(0),
@@ -137,9 +136,10 @@ void vote_by_head(Tensor& votes, const Tensor& query, const Tensor& key, const T
           .scaling = static_cast<float>(scaling),
           .softcap = static_cast<float>(softcap),
           .is_sum = is_sum,
+          .has_tiles = takes_tiles<T>(width),
       };
       for (int64_t begin = 0; begin < num_queries; begin += kBlock) {
-        vote(window, begin, scores.data_ptr<float>(), packed_queries.data_ptr<T>());
+        vote(tiles, window, begin, scores.data_ptr<float>(), packed_queries.data_ptr<T>());
       }
     }
   });

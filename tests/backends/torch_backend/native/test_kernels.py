@@ -346,7 +346,7 @@ def _attention(
     ("dtype", "sizes", "sliding_window", "has_sinks", "softcap"),
     pairwise_cases(
         DTYPES,
-        [(4, 2, 16, 16), (7, 1, 40, 25), (6, 2, 64, 128), (2, 2, 6, 3)],
+        [(4, 2, 16, 16), (7, 1, 40, 25), (6, 2, 64, 128), (2, 2, 6, 3), (2, 1, 96, 33)],
         [None, 50],
         [False, True],
         [None, 1.5],
@@ -415,7 +415,7 @@ def test_prompt_attention_rescales_when_scores_rise_and_fall(
 
     Those of every other query fall where the others rise.
     """
-    width, read, tokens = 16, 700, 48
+    width, read, tokens = 32, 700, 48
     keys, values = (_random(1, 1, read, width, dtype=dtype, seed=seed) for seed in (1, 2))
     query = _random(1, tokens, 1, width, dtype=dtype, seed=3).transpose(1, 2)
     query[..., 0], query[..., ::2, 0] = 1, -1

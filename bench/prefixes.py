@@ -31,6 +31,7 @@ NUM_HITS = 5
 NUM_TURNS = 10
 FIRST_ID = 300
 OFF = ("--prefix-cache-bytes", "0")
+COMPILED = "--require-compiled"  # a first start would compile beside the first prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class Client:
 def our_rows(model: Path, sizes: Sizes, logs: Path) -> Iterator[Row]:
     room = str(sizes.shared + sizes.rest + NUM_TURNS * (sizes.turn + sizes.answer))
     # Slots that hold the whole chat, since only what lost nothing is stored.
-    slots = ("--policy", "full", "--slot-capacity", room)
+    slots = ("--policy", "full", "--slot-capacity", room, COMPILED)
     on = snapserve(model, *slots)
     off = snapserve(model, *slots, *OFF)
     with (
@@ -176,7 +177,7 @@ def _new_prompts(client: Client, sizes: Sizes) -> list[list[int]]:
 def _restart(model: Path, sizes: Sizes, logs: Path) -> Row:
     """Return how many tokens a restarted server finds, and how many it would find if it had gone on."""
     with tempfile.TemporaryDirectory() as folder:
-        server = snapserve(model, "--prefix-cache-dir", folder)
+        server = snapserve(model, COMPILED, "--prefix-cache-dir", folder)
         cached = []
         prompt: list[int] = []
         for run in range(2):

@@ -49,7 +49,9 @@ static_assert(sizeof(TileConfig) == 64);
 class Tiles {
  public:
   ~Tiles() {
-    if (num_rows_ > 0) asm volatile("tilerelease");
+    if constexpr (kHasTiles<BFloat16>) {  // other builds' assemblers may not know the instruction
+      if (num_rows_ > 0) asm volatile("tilerelease");
+    }
   }
 
   // Set the tiles' rows for a product of up to 32 rows.

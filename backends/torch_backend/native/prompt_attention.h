@@ -344,8 +344,10 @@ Tensor packed_values(const Tensor& value, const std::vector<int64_t>& row_entrie
   } else {
     const int64_t num_heads = value.size(1);
     const int64_t width = value.size(3);
-    // The rows of a tile are apart by this. A cache line more than a power of two: they would share a set.
-    const int64_t padded_entries = round_up(value.size(2), kTileInputs<T>) + kTileInputs<T>;
+    // The rows of a tile are apart by this: an odd number of cache lines, since rows apart by a power of two
+    // would share a set of the cache.
+    const int64_t padded_entries =
+        (round_up(value.size(2), kTileInputs<T>) / kTileInputs<T> | 1) * kTileInputs<T>;
     const Tensor packed =
         has_tiles
             ? at::empty({value.size(0), num_heads, width, padded_entries}, value.options())

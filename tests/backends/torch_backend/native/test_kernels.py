@@ -344,13 +344,18 @@ def _attention(
 
 @pytest.mark.parametrize(
     ("dtype", "sizes", "sliding_window", "has_sinks", "softcap"),
-    pairwise_cases(
-        DTYPES,
-        [(4, 2, 16, 16), (7, 1, 40, 25), (6, 2, 64, 128), (2, 2, 6, 3), (2, 1, 96, 33)],
-        [None, 50],
-        [False, True],
-        [None, 1.5],
-    ),
+    [
+        *pairwise_cases(
+            DTYPES,
+            [(4, 2, 16, 16), (7, 1, 40, 25), (6, 2, 64, 128), (2, 2, 6, 3), (2, 1, 96, 33)],
+            [None, 50],
+            [False, True],
+            [None, 1.5],
+        ),
+        # Where there is AMX, it takes these widths of bfloat16.
+        (torch.bfloat16, (6, 2, 64, 128), None, False, None),
+        (torch.bfloat16, (8, 2, 32, 7), 50, True, None),
+    ],
 )
 @torch.inference_mode()
 def test_prompt_attention_equals_float64_and_is_batch_invariant(
@@ -401,6 +406,37 @@ def test_prompt_attention_equals_float64_and_is_batch_invariant(
     for row in range(rows):
         alone = attend(*(part[row : row + 1] for part in (query, *hidden, last_seen)))
         assert torch.equal(alone[0], output[row])
+
+
+@pytest.mark.parametrize("entries", [1, 31, 32, 128, 129, 160])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_prompt_attention_of_few_entries(dtype: torch.dtype, entries: int) -> None:
+    """A prompt's first chunk, with planes whose entries are apart, by one thread and by two.
+
+    What the kernel allocates begins as NaN: what fills up its last entries must be written.
+    """
+    width, value_width = 64, 20
+    query = _random(1, entries, 4, width, dtype=dtype, seed=1).transpose(1, 2)
+    keys = _random(1, 2, entries, width + 8, dtype=dtype, seed=2)[..., :width]
+    values = _random(1, 2, entries, value_width + 8, dtype=dtype, seed=3)[..., :value_width]
+    last_seen = torch.arange(entries)[None]
+    attend = partial(prompt_attention, sliding_window=None, scaling=0.3, softcap=None, sinks=None)
+    num_threads = torch.get_num_threads()
+    outputs = []
+    try:
+        torch.use_deterministic_algorithms(True)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            outputs.append(attend(query, keys, values, last_seen))
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(num_threads)
+    expected = _attention(
+        query, keys, values, last_seen, sliding_window=None, scaling=0.3, softcap=None, sinks=None
+    )
+    torch.testing.assert_close(outputs[0].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ async def _scored(
     for prompt, (text, token_ids, logprobs), choice in zip(prompts, drawn, choices, strict=True):
         entries = choice["prompt_logprobs"][len(prompt) :]
         full = [entry[str(token)]["logprob"] for token, entry in zip(token_ids, entries, strict=True)]
-        divergence = tuple(ours - whole for ours, whole in zip(logprobs, full, strict=True))
+        divergence = tuple(round(ours - whole, 4) for ours, whole in zip(logprobs, full, strict=True))
         answers.append(Answer(text, divergence, repeated(token_ids)))
     return answers
 

@@ -109,10 +109,10 @@ struct QueryTile {
 
 // Load 16 values of an entry and of the next one as pairs. Those behind the last entry are zeros.
 inline __m512i load_pairs(const BFloat16* values, int64_t stride, int64_t num_entries, __mmask16 lanes) {
-  const __mmask16 first_lanes = num_entries > 0 ? lanes : 0;
-  const __mmask16 second_lanes = num_entries > 1 ? lanes : 0;
-  const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes, values));
-  const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(second_lanes, values + stride));
+  const __mmask16 low_lanes = num_entries > 0 ? lanes : 0;
+  const __mmask16 high_lanes = num_entries > 1 ? lanes : 0;
+  const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(low_lanes, values));
+  const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(high_lanes, values + stride));
   return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
 }
 

@@ -61,15 +61,13 @@ class PrefixIndex:
         of them must `forget` them. The sequence's own blocks are not evicted.
         """
         num_stored = len(self.match(keys))
-        new: dict[int, int] = {}
         own = set(keys[:num_stored])
-        for index in range(num_stored, len(keys)):
-            number = self._take(own)
-            if number is None:
-                break
-            self._numbers[keys[index]] = number
-            own.add(keys[index])
-            new[index] = number
+        numbers: list[int] = []
+        while num_stored + len(numbers) < len(keys) and (number := self._take(own)) is not None:
+            numbers.append(number)
+        # In order, because a backend copies neighbours in one piece, and evicted numbers come in reverse.
+        new = dict(enumerate(sorted(numbers), start=num_stored))
+        self._numbers.update((keys[index], number) for index, number in new.items())
         self._use(keys[: num_stored + len(new)])
         return new
 

@@ -169,9 +169,14 @@ class SlotCache:
         stored = () if self.store is None else self.store.planes
         return (*self.planes, *stored, *self.states)
 
-    def clear(self, slot: int) -> None:
-        """Overwrite a slot with zeros: NaN or infinity would get through an attention weight of zero."""
-        for tensor in self.contents:
+    def clear(self, slot: int, num_filled: int = 0) -> None:
+        """Overwrite a slot with zeros: NaN or infinity would get through an attention weight of zero.
+
+        Its first `num_filled` entries are left as they are.
+        """
+        for plane in self.planes:
+            plane[slot, :, num_filled:].zero_()
+        for tensor in self.contents[len(self.planes) :]:
             tensor[slot].zero_()
 
     def write(self, slots: Tensor, entries: Tensor, values: Sequence[Tensor]) -> None:

@@ -53,7 +53,7 @@ class Prefill:
         return outcome
 
     def _begin_chunk(self, pool: TorchPool, row: PrefillRow) -> float:
-        """Clear the slots and the scratch of a new prompt, and restore its stored blocks.
+        """Restore the stored blocks of a new prompt, and clear the rest of its slot or scratch.
 
         Counts the chunk's tokens, and those restored, for the penalties. Returns the seconds of restoring; on
         a GPU those of launching the copies.
@@ -61,11 +61,12 @@ class Prefill:
         restore_time = 0.0
         if row.is_first:
             pool.sampler.begin(row.slots)
+            num_restored = len(row.restored_token_ids)
             for layer in pool.cache.layers:
                 if row.scratch is None:
-                    layer.clear_slot(row.slots[0])
+                    layer.clear_slot(row.slots[0], num_restored)
                 else:
-                    layer.clear_scratch(row.scratch)
+                    layer.clear_scratch(row.scratch, num_restored)
             if row.restored_blocks and self._prefixes is not None:
                 start = time.perf_counter()
                 self._prefixes.restore(pool, row)

@@ -75,17 +75,20 @@ class PrefixStore:
                 yield plane[number].reshape(-1).view(torch.uint8)
 
     def restore(self, pool: TorchPool, row: PrefillRow) -> None:
-        """Copy a row's restored blocks to where its prompt is read, which is empty."""
-        blocks = [StoredBlock(number, index) for index, number in enumerate(row.restored_blocks)]
+        """Copy a row's restored blocks to where its prompt is read."""
+        runs = _runs([StoredBlock(number, index) for index, number in enumerate(row.restored_blocks)])
         for planes, stored in self._planes(pool, row):
-            for block in blocks:
-                planes[:, self._span(block)].copy_(stored[block.number], non_blocking=True)
+            for first, count in runs:
+                part = self._span(planes, first.index, count)
+                part.copy_(stored[first.number : first.number + count], non_blocking=True)
 
     def store(self, pool: TorchPool, row: PrefillRow) -> None:
         """Copy the blocks that a row stores from where its prompt was read."""
+        runs = _runs(row.stored_blocks)
         for planes, stored in self._planes(pool, row):
-            for block in row.stored_blocks:
-                stored[block.number].copy_(planes[:, self._span(block)], non_blocking=True)
+            for first, count in runs:
+                part = self._span(planes, first.index, count)
+                stored[first.number : first.number + count].copy_(part, non_blocking=True)
 
     def store_slot(self, pool: TorchPool, store: SlotStore) -> None:
         """Copy blocks of a sequence that has ended from its slot."""
@@ -114,12 +117,29 @@ class PrefixStore:
     ) -> Tensor:
         """Return the entries of a block's tokens in a slot that holds all of its sequence."""
         placement = kind.policy.place(num_prompt_tokens)
-        span = self._span(block)
-        index = torch.arange(span.start, span.stop, device=device)
+        start = block.index * self._block_tokens
+        index = torch.arange(start, start + self._block_tokens, device=device)
         window_start = torch.tensor(placement.window_start, device=device)
         ring_size = torch.tensor(placement.ring_size, device=device)
         return direct_entries(kind.policy.layout, index, window_start, ring_size)
 
-    def _span(self, block: StoredBlock) -> slice:
-        """Return the indices of a block's tokens in its sequence, and their entries in a scratch."""
-        return slice(block.index * self._block_tokens, (block.index + 1) * self._block_tokens)
+    def _span(self, plane: Tensor, first: int, count: int) -> Tensor:
+        """Return a view of `count` blocks of a sequence from the index `first` on, in the store's layout."""
+        span = slice(first * self._block_tokens, (first + count) * self._block_tokens)
+        return plane[:, span].view(len(plane), count, self._block_tokens, -1).transpose(0, 1)
+
+
+def _runs(blocks: Sequence[StoredBlock]) -> list[tuple[StoredBlock, int]]:
+    """Return runs of neighbours in the sequence and in the store: the first block, and how many there are.
+
+    A copy of a run costs little more than that of a block, and uses all cores.
+    """
+    runs: list[tuple[StoredBlock, int]] = []
+    for block in blocks:
+        if runs:
+            first, count = runs[-1]
+            if (block.number - first.number, block.index - first.index) == (count, count):
+                runs[-1] = first, count + 1
+                continue
+        runs.append((block, 1))
+    return runs

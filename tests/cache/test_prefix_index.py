@@ -81,6 +81,7 @@ def test_the_index_is_the_plain_one(num_blocks: int, calls: list[tuple[str, tupl
         else:
             new = index.store(keys)
             assert list(new) == plain.store(tokens)
+            assert [*new.values()] == sorted(new.values())
             contents |= {number: keys[position] for position, number in new.items()}
         index.check_integrity()
         assert index.num_used == len(plain.used)

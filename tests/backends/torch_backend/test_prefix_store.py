@@ -182,6 +182,9 @@ def test_a_prompt_goes_on_differently(tmp_path: Path) -> None:
     hit = ask(drive, "hit", prompt)
     assert hit.final.num_cached_tokens == 40
     assert hit.tokens == ask(cold, "cold", prompt).tokens
+    again = ask(drive, "again", prompt)
+    assert again.final.num_cached_tokens == 64  # the first prompt's other blocks are between them
+    assert again.tokens == hit.tokens
 
 
 @pytest.mark.parametrize("architecture", ["llama", "deepseek-v2"])

@@ -58,12 +58,12 @@ async def scenario(url: str) -> dict[str, Any]:
             return outcome(http.post("/v1/files", content=b"x" * num_bytes))
 
         found = {"largest": await post(10 * KIB), "too large": await post(10 * KIB + 1)}
-        held = asyncio.create_task(outcome(http.post("/v1/files", content=slowly(b"x" * 6 * KIB, 30))))
+        held = asyncio.create_task(outcome(http.post("/v1/files", content=slowly(b"x" * 6 * KIB, 8))))
         await asyncio.sleep(0.5)
         found |= {"upload beside an upload": await post(6 * KIB), "prompt beside an upload": await post(KIB)}
         found["slow"] = await held
         found["upload after it"] = await post(6 * KIB)
-        gone = asyncio.create_task(http.post("/v1/files", content=slowly(b"x" * 6 * KIB, 30)))
+        gone = asyncio.create_task(http.post("/v1/files", content=slowly(b"x" * 6 * KIB, 8)))
         await asyncio.sleep(0.5)
         gone.cancel()
         await asyncio.wait({gone})

@@ -150,7 +150,7 @@ async def scenario(url: str) -> dict[str, Any]:
             await asyncio.gather(*(stream(http, prefix(n), 64) for n in range(NUM_STREAMS)))
         begun = [asyncio.Event() for _ in range(2 * NUM_SLOTS)]
         dying = [
-            asyncio.create_task(stream(http, f"{n} is a number.", 1200, begun[n]))
+            asyncio.create_task(stream(http, f"{n} is a number.", 400, begun[n]))
             for n in range(2 * NUM_SLOTS)
         ]
         await asyncio.gather(*(event.wait() for event in begun))

@@ -29,6 +29,7 @@ def result_of(module: str) -> Any:
                 "PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'ray'}",
                 "RAY_USAGE_STATS_ENABLED": "0",
                 "RAY_AUTH_MODE": "disabled",
+                "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
                 "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # of a machine that is busy with other things
             },
             capture_output=True,

@@ -3,7 +3,9 @@
 import functools
 import gc
 import os
+import shutil
 import ssl
+import tempfile
 from collections.abc import Generator, Iterator
 
 # Set before torch is imported: tiny models are fastest on one thread, and servers need the other cores.
@@ -11,7 +13,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+from tests.paths import ROOT
+
 MAY_BE_SKIPPED = ("gpu", "openai_schema")
+HEADERS = "SNAPSERVE_TEST_HEADERS"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,6 +26,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"fail each test that is skipped, unless it is marked {' or '.join(MAY_BE_SKIPPED)}",
     )
+
+
+def pytest_configure() -> None:
+    """Let all processes of this run compile with one precompiled header."""
+    if "PYTEST_XDIST_WORKER" not in os.environ and "CXX" not in os.environ and shutil.which("g++"):
+        os.environ[HEADERS] = tempfile.mkdtemp(prefix="snapserve-headers-")
+        os.environ["CXX"] = str(ROOT / "tests" / "g++")
+
+
+def pytest_unconfigure() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ.pop(HEADERS, ""), ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -169,13 +169,13 @@ class SlotCache:
         stored = () if self.store is None else self.store.planes
         return (*self.planes, *stored, *self.states)
 
-    def clear(self, slot: int, num_filled: int = 0) -> None:
+    def clear(self, slot: int, start: int = 0, end: int | None = None) -> None:
         """Overwrite a slot with zeros: NaN or infinity would get through an attention weight of zero.
 
-        Its first `num_filled` entries are left as they are.
+        Of its planes, only the entries from `start` to `end`. The others need no clearing.
         """
         for plane in self.planes:
-            plane[slot, :, num_filled:].zero_()
+            plane[slot, :, start:end].zero_()
         for tensor in self.contents[len(self.planes) :]:
             tensor[slot].zero_()
 

@@ -336,6 +336,7 @@ class TorchBackend:
         """Run the batch's steps, recorded ones if there are any for the plan's shape."""
         check_token_ids((row.token_id for row in batch.rows), self._spec.vocab_size)
         pool = self.pools[batch.pool]
+        pool.will_decode(batch)
         plan = decode_plan(batch, pool.kinds, pool.spec.num_slots, self._spec.max_model_len, self._device)
         draws = {row.slot: row.draw for row in batch.rows}
         draw_plan = pool.sampler.plan(draws, plan.bucket[0])
@@ -375,6 +376,7 @@ class TorchBackend:
         rows = with_drafts(batch)
         check_token_ids((row.token_id for row in rows), self._spec.vocab_size)
         pool = self.pools[batch.pool]
+        pool.will_decode(batch)
         plan = verifying_plan(rows, pool.kinds, self._spec.max_model_len, self._device)
         draw_plan = pool.sampler.verifying_plan([(row.slot, row.draw) for row in rows])
         graphs = self.compiled.steps[batch.pool] if self.compiled is not None else None

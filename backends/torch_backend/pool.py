@@ -1,11 +1,12 @@
 """One pool of slots on the device: the cache of its sequences, and the sampler of their tokens."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from backends.interface import SlotPoolSpec
+from backends.interface import DecodeBatch, SlotPoolSpec
 from backends.torch_backend.forward.cache import CacheLayer, ModelCache
 from backends.torch_backend.forward.step import LayerKind
 from backends.torch_backend.model.probe import LayerSpec
@@ -15,15 +16,22 @@ from cache.layout import SlotLayout
 from cache.scratch import ScratchLayout
 from cache.slots import SlotCache
 
+ALL_ENTRIES = sys.maxsize
+
 
 @dataclass(frozen=True, slots=True)
 class TorchPool:
-    """Slots of one policy. Pools share only the scratches, each of which holds one prompt at a time."""
+    """Slots of one policy. Pools share only the scratches, each of which holds one prompt at a time.
+
+    `written` has, for each slot, the number of its first entries that may hold something. Those after them
+    are zeros, and need no clearing: that of a large slot takes longer than a short prompt.
+    """
 
     spec: SlotPoolSpec
     kinds: tuple[LayerKind, ...]
     cache: ModelCache
     sampler: Sampler
+    written: list[int]
 
     @property
     def device(self) -> torch.device:
@@ -61,7 +69,17 @@ class TorchPool:
             kinds,
             ModelCache(cache_layers, kernels, sources),
             Sampler(spec.num_slots, vocab_size, device, kernels),
+            [0] * spec.num_slots,
         )
+
+    def will_write(self, slot: int, num_entries: int) -> None:
+        """Note that a slot's first `num_entries` entries, of those that it has, may be written to."""
+        self.written[slot] = max(self.written[slot], num_entries)
+
+    def will_decode(self, batch: DecodeBatch) -> None:
+        """Note which entries the steps of a batch may write to."""
+        for row in batch.rows:
+            self.will_write(row.slot, row.index + batch.num_steps + len(row.draft_token_ids))
 
 
 def allocate_scratches(

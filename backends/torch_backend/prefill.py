@@ -19,7 +19,7 @@ from backends.interface import (
 )
 from backends.torch_backend.forward.plan import ForwardPass, ahead_pass, prefill_pass, voting_pass
 from backends.torch_backend.pending import Outcome
-from backends.torch_backend.pool import TorchPool
+from backends.torch_backend.pool import ALL_ENTRIES, TorchPool
 from backends.torch_backend.prefix_store import PrefixStore
 from backends.torch_backend.sampling.logprobs import log_probabilities, steps_to_host
 from backends.torch_backend.sampling.sampler import check_token_ids
@@ -64,14 +64,18 @@ class Prefill:
             num_restored = len(row.restored_token_ids)
             for layer in pool.cache.layers:
                 if row.scratch is None:
-                    layer.clear_slot(row.slots[0], num_restored)
+                    layer.clear_slot(row.slots[0], num_restored, pool.written[row.slots[0]])
                 else:
                     layer.clear_scratch(row.scratch, num_restored)
+            if row.scratch is None:
+                pool.written[row.slots[0]] = num_restored
             if row.restored_blocks and self._prefixes is not None:
                 start = time.perf_counter()
                 self._prefixes.restore(pool, row)
                 restore_time = time.perf_counter() - start
                 pool.sampler.read_prompt(row.slots, row.restored_token_ids)
+        if row.scratch is None:
+            pool.will_write(row.slots[0], row.start + len(row.token_ids))
         pool.sampler.read_prompt(row.slots, row.token_ids)
         return restore_time
 
@@ -121,6 +125,8 @@ class Prefill:
 
         Returns what `CacheLayer.pack` returns of each layer, and nothing for a prompt that fits its slot.
         """
+        for slot in row.slots:
+            pool.will_write(slot, pool.written[row.slots[0]] if row.scratch is None else ALL_ENTRIES)
         if row.scratch is None:
             for layer in pool.cache.layers:
                 layer.slots.copy(row.slots[0], row.slots[1:])

@@ -176,13 +176,13 @@ class CacheLayer(CacheLayerMixin):
         )
         join_votes(scorer, self._votes[observation.scratch, :, : votes.shape[1]], votes)
 
-    def clear_slot(self, slot: int, num_filled: int = 0) -> None:
-        """Overwrite a slot, from entry `num_filled` on, with zeros."""
-        self.slots.clear(slot, num_filled)
+    def clear_slot(self, slot: int, start: int = 0, end: int | None = None) -> None:
+        """Overwrite a slot with zeros: of its planes, the entries from `start` to `end`."""
+        self.slots.clear(slot, start, end)
 
-    def clear_scratch(self, scratch: int, num_filled: int = 0) -> None:
-        """Overwrite a scratch, from entry `num_filled` on, with zeros, and forget the votes on its tokens."""
-        self.scratch.clear(scratch, num_filled)
+    def clear_scratch(self, scratch: int, start: int = 0) -> None:
+        """Overwrite a scratch, from entry `start` on, with zeros, and forget the votes on its tokens."""
+        self.scratch.clear(scratch, start)
         self.forget_votes(scratch)
         self._token_index[scratch] = torch.arange(self._token_index.shape[2], device=self._token_index.device)
 

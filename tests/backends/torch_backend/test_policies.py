@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from backends.interface import SampledToken, SamplingParams
 from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.pool import ALL_ENTRIES
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.scorer import WindowScorer
@@ -175,10 +176,14 @@ def test_nan_in_spare_entries_and_idle_slots_changes_nothing(subject: Subject, s
     for layer in subject.backend.pools[0].cache.layers:
         for plane in (*layer.slots.contents, *layer.scratch.planes):
             plane.fill_(_worst(plane))  # as if the last tenants' numbers had overflowed
+    for slot in range(4):
+        subject.backend.pools[0].will_write(slot, ALL_ENTRIES)
     assert outputs(lambda: _poison(subject.backend, idle_slots=[1, 3])) == expected
 
 
 def _poison(backend: TorchBackend, idle_slots: list[int]) -> None:
+    for slot in idle_slots:
+        backend.pools[0].will_write(slot, ALL_ENTRIES)
     for layer in backend.pools[0].cache.layers:
         for cache in (layer.slots, layer.scratch):
             for plane in cache.planes:
@@ -232,6 +237,23 @@ def test_seeded_output_knows_no_neighbours(subject: Subject) -> None:
     driver.run(queued, num_tokens=NUM_STEPS)
     assert choices.tokens == alone.tokens
     assert [token.token_id for token in choices.outputs[1]] == queued.tokens != alone.tokens
+
+
+@pytest.mark.parametrize(
+    ("length", "num_tokens"), [(1, 1), (9, 1), (5, 6), (9, 31), (12, 6), (16, 51), (38, 6), (38, 51)]
+)
+def test_a_new_prompt_finds_the_rest_of_its_slot_empty(
+    subject: Subject, length: int, num_tokens: int
+) -> None:
+    """Only what the last tenant wrote is cleared: of the prompt, of decode steps, of several choices."""
+    tenant = Request(random_prompt(length, seed=4), slots=(0, 2), sampling=CHANCE)
+    subject.driver.run(tenant, num_tokens=num_tokens, steps_a_launch=5)
+    for slot in tenant.slots:
+        subject.driver.read(Request(random_prompt(2), slots=(slot,)))
+        for layer in subject.backend.pools[0].cache.layers:
+            for plane in layer.slots.planes:
+                assert plane[slot, :, 2 : layer.slots.spare_entry].count_nonzero() == 0
+                assert plane[slot, :, :2].count_nonzero() > 0
 
 
 def test_another_seed_is_another_output(subject: Subject) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.pool import ALL_ENTRIES
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
@@ -115,6 +116,8 @@ def test_states_of_nan_in_idle_rows_change_nothing(backend: TorchBackend) -> Non
     for layer in backend.pools[0].cache.layers:
         for tensor in (*layer.slots.contents, *layer.scratch.states):
             tensor.fill_(torch.nan)
+    for slot in range(backend.pools[0].spec.num_slots):
+        backend.pools[0].will_write(slot, ALL_ENTRIES)
     driver.run(beside, num_tokens=9)
     assert beside.outputs == plain.outputs
     assert all(state.isfinite().all() for state in states(backend, 1))

@@ -26,6 +26,7 @@ from backends.interface import (
 )
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, TorchBackendConfig
+from backends.torch_backend.pool import ALL_ENTRIES
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
@@ -142,6 +143,8 @@ def test_a_slot_that_held_nan_serves_again(backend: TorchBackend, length: int) -
     for layer in backend.pools[0].cache.layers:
         for plane in (*layer.slots.planes, *layer.scratch.planes):
             plane.fill_(torch.nan)
+    for slot in range(backend.pools[0].spec.num_slots):
+        backend.pools[0].will_write(slot, ALL_ENTRIES)
     again = Request(_prompt(length), slots=(1, 2), scratch=0)
     driver.run(again, num_tokens=5)
     assert [token.token_id for token in again.outputs[1]] == again.tokens == expected.tokens

@@ -91,6 +91,19 @@ def test_drafts_change_no_token(
     _check(backend, [random_prompt(30), random_prompt(21, seed=1)], sampling, 32)
 
 
+def test_a_rejected_draft_leaves_nothing_for_the_next_prompt(tmp_path: Path) -> None:
+    backend = open_backend(save_checkpoint("llama", tmp_path), FULL, 256)
+    driver = Driver(backend, 32)
+    request = Request(random_prompt(30))
+    driver.read(request)
+    row = DecodeRow("a", 0, request.tokens[0], 30, 30, Draw(request.sampling, output_index=1), (1, 2, 3))
+    assert len(backend.submit(DecodeBatch((row,))).result().tokens[0]) == 1
+    driver.read(Request(random_prompt(2)))
+    for layer in backend.pools[0].cache.layers:
+        for plane in layer.slots.planes:
+            assert plane[0, :, 2 : layer.slots.spare_entry].count_nonzero() == 0
+
+
 def test_drafts_after_a_prompt_that_was_packed(tmp_path: Path) -> None:
     """Its window leaves most of the ring free."""
     policy = PolicyOptions(

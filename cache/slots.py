@@ -176,8 +176,10 @@ class SlotCache:
         """
         for plane in self.planes:
             plane[slot, :, start:end].zero_()
-        for tensor in self.contents[len(self.planes) :]:
-            tensor[slot].zero_()
+        if self.store is not None:
+            self.store.clear(slot)
+        for state in self.states:
+            state[slot].zero_()
 
     def write(self, slots: Tensor, entries: Tensor, values: Sequence[Tensor]) -> None:
         """Write tokens: `slots` [row], `entries` [row, token], `values` [row, kv_head, token, width]."""

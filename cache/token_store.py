@@ -55,6 +55,11 @@ class TokenStore:
         """The entry that is written to by rows without a token to store, and never read."""
         return self.num_tokens
 
+    def clear(self, slot: int) -> None:
+        """Overwrite the steps of a slot with zeros. Codes are finite, whatever they are."""
+        for steps in self.planes[2:]:
+            steps[slot].zero_()
+
     def write(self, slots: Tensor, entries: Tensor, key: Tensor, value: Tensor) -> None:
         """Store tokens: `slots` and `entries` [token], `key` and `value` [token, kv_head, width]."""
         keys, values, key_steps, value_steps = self.planes

@@ -1,6 +1,5 @@
 """The torch backend: a transformers model on a CPU or a CUDA device, decoding over SnapStream slots."""
 
-import gc
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,29 +28,28 @@ from backends.interface import (
 )
 from backends.torch_backend.compiled.code import CompiledCode
 from backends.torch_backend.compiled.trust import UntrustedError, make_private
-from backends.torch_backend.config import Quantization, TorchBackendConfig
+from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans, verifying_plan
 from backends.torch_backend.forward.stand_in import decoder_layers
-from backends.torch_backend.memory import fitting_length, with_sizes
-from backends.torch_backend.model.allocation import returning_memory
-from backends.torch_backend.model.experts import has_experts, replace_experts
-from backends.torch_backend.model.fingerprint import fingerprint
+from backends.torch_backend.memory import with_sizes
 from backends.torch_backend.model.induction import measure_induction
-from backends.torch_backend.model.latent import replace_latent_attention
-from backends.torch_backend.model.lengths import settle_frequencies
-from backends.torch_backend.model.linear import KINDS, replace_all_linears
-from backends.torch_backend.model.loading import load_model
-from backends.torch_backend.model.probe import LayerSpec, probe_layers
-from backends.torch_backend.model.recurrent import replace_recurrent_mixers
+from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.native.kernels import Kernels, kernels_are_supported
 from backends.torch_backend.pending import DecodedSteps, Finished, Output, Running, failure
 from backends.torch_backend.pool import TorchPool, allocate_scratches
 from backends.torch_backend.prefill import Prefill
 from backends.torch_backend.prefix_archive import FileArchive
-from backends.torch_backend.prefix_store import BLOCK_TOKENS, PrefixStore, prefix_spec
+from backends.torch_backend.prefix_store import PrefixStore, prefix_spec
+from backends.torch_backend.preparation import prepare_model
+from backends.torch_backend.refusals import (
+    check_cache_dtypes,
+    check_draft,
+    check_stores,
+    without_prefixes,
+)
 from backends.torch_backend.sampling.logprobs import Sampled
 from backends.torch_backend.sampling.sampler import DrawPlan, check_token_ids
 from backends.torch_backend.spec import (
@@ -59,19 +57,14 @@ from backends.torch_backend.spec import (
     layer_kinds,
     most_slot_entries,
     pool_spec,
-    resolve_max_model_len,
     scratch_layout,
     with_layer_budgets,
 )
 from backends.torch_backend.torch_private import lacks_interfaces
 from backends.torch_backend.verification import VerifiedDrafts, most_draft_tokens, with_drafts
-from cache.policy import CachePolicy, PolicyName
-from cache.token_store import STORED_TOGETHER
+from cache.policy import CachePolicy
 
 logger = logging.getLogger(__name__)
-
-# What quantization rounds beside linear layers; stored prompts of other numbers are of another model.
-_ROUNDED = "experts-1"
 
 
 class TorchBackend:
@@ -95,34 +88,14 @@ class TorchBackend:
         """
         self._clock = clock or WallClock()
         self._kernels = Kernels()
-        with returning_memory():
-            self._model = model or load_model(config.model, config.device, config.dtype)
-            self._device = self._model.device
-            self._recorder = recorder or _default_recorder(config, self._device)
-            num_parameters = self._model.num_parameters()
-            max_model_len = resolve_max_model_len(config, self._model.config)
-            # Of the weights as they were loaded, which the next lines replace.
-            is_archived = config.prefix_cache_dir is not None
-            facts = (config.quantization, _ROUNDED, BLOCK_TOKENS)
-            name = fingerprint(self._model, *facts) if is_archived else ""
-            replace_latent_attention(self._model)
-            replace_recurrent_mixers(self._model)
-            layers = probe_layers(self._model)
-            gc.collect()  # before memory is read: a server that loads collects nothing
-            if config.max_model_len is None:
-                max_model_len = fitting_length(config, layers, max_model_len, self._device)
-            name += settle_frequencies(self._model, max_model_len)
-            # Which operations replaced experts run depends on the choice of experts: no step is recorded.
-            replaces_experts = self._recorder is None and self._device.type == "cpu"
-            if replaces_experts:
-                replace_experts(self._model, self._kernels, config.quantization)
-            elif config.quantization is not Quantization.NONE and has_experts(self._model):
-                logger.warning("only a CPU has experts in %s: here they keep their type", config.quantization)
-            replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
-        _check_cache_dtypes(config, layers, self._model.config.model_type)
-        _check_draft(config, layers, max_model_len)
-        _check_stores(config, layers, max_model_len, self._model)
-        config = _without_prefixes(config, layers, self._model.config.model_type)
+        prepared = prepare_model(config, self._kernels, model, is_recorded=recorder is not None)
+        self._model, layers, max_model_len = prepared.model, prepared.layers, prepared.max_model_len
+        self._device = self._model.device
+        self._recorder = recorder or _default_recorder(config, self._device)
+        check_cache_dtypes(config, layers, self._model.config.model_type)
+        check_draft(config, layers, max_model_len)
+        check_stores(config, layers, max_model_len, self._model)
+        config = without_prefixes(config, layers, self._model.config.model_type)
         config = with_sizes(config, layers, max_model_len, self._device)
         policies = _resolve_policies(config, self._model, layers, max_model_len)
         self.pools, scratch = _build_pools(
@@ -138,7 +111,7 @@ class TorchBackend:
         specs = tuple(pool.spec for pool in self.pools)
         prefixes = prefix_spec(config.prefix_cache_bytes or 0, layers)
         self.prefixes = PrefixStore(prefixes, layers, self._device) if prefixes is not None else None
-        self._archive = self._open_archive(config, name)
+        self._archive = self._open_archive(config, prepared.fingerprint)
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch, prefixes)
         self._prefill = Prefill(self._model, self._spec, self.prefixes)
         self._requires_compiled = config.require_compiled
@@ -149,7 +122,7 @@ class TorchBackend:
         is_compiled = has_code and not config.is_draft  # which does not decode
         num_prefix_bytes = self.prefixes.num_bytes if self.prefixes is not None else 0
         description = _description(
-            self._model, num_parameters, self.pools, num_prefix_bytes, is_compiled=is_compiled
+            self._model, prepared.num_parameters, self.pools, num_prefix_bytes, is_compiled=is_compiled
         )
         self._spec = replace(self._spec, description=description)
         if not any(layer.readers for layer in layers) and layers[-1].attends and not layers[-1].states:
@@ -415,69 +388,6 @@ def _default_recorder(config: TorchBackendConfig, device: torch.device) -> Recor
     """Return the recorder of CUDA graphs if the config compiles for CUDA, else None."""
     records = config.compile and not config.is_draft and device.type == "cuda"
     return CudaRecorder(device) if records else None
-
-
-def _check_cache_dtypes(config: TorchBackendConfig, layers: Sequence[LayerSpec], model_type: str) -> None:
-    """Raise ValueError for latents in 8 bits.
-
-    A latent and its rotary key differ in size by far, and would share a scale.
-    """
-    has_latents = any(len(layer.planes) == 1 for layer in layers)
-    if has_latents and any(options.in_int8 for options in config.pools):
-        raise ValueError(
-            f"kv_cache_dtype must be auto for a model that caches latents ({model_type}), got int8"
-        )
-
-
-def _check_stores(
-    config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int, model: PreTrainedModel
-) -> None:
-    """Raise ValueError for a model or a device on which tokens older than the ring cannot be stored."""
-    if not any(options.policy.name is PolicyName.SPARSE for options in config.pools):
-        return
-    model_type = model.config.model_type
-    if model.device.type != "cpu":
-        raise ValueError(f"policy {PolicyName.SPARSE} needs device cpu, got {model.device.type}")
-    if any(len(layer.planes) == 1 for layer in layers):
-        raise ValueError(f"policy {PolicyName.SPARSE} stores no latents, which {model_type} caches")
-    windows = [layer.sliding_window for layer in layers if layer.sliding_window is not None]
-    if any(window < max_model_len for window in windows):
-        raise ValueError(
-            f"policy {PolicyName.SPARSE} does not serve models with sliding windows: layers of {model_type} "
-            f"see {min(windows)} tokens"
-        )
-    widths = [plane.width for layer in layers for plane in layer.planes]
-    if any(width % STORED_TOGETHER for width in widths):
-        raise ValueError(
-            f"policy {PolicyName.SPARSE} needs keys and values whose width is a multiple of "
-            f"{STORED_TOGETHER}, got {min(widths)}"
-        )
-
-
-def _without_prefixes(
-    config: TorchBackendConfig, layers: Sequence[LayerSpec], model_type: str
-) -> TorchBackendConfig:
-    """Return the config without stored prompts for a model whose layers have states: a block has none.
-
-    Raises ValueError if they are configured.
-    """
-    if not any(layer.states for layer in layers):
-        return config
-    if config.prefix_cache_bytes or config.prefix_cache_dir is not None:
-        raise ValueError(
-            f"prefix_cache_bytes must be 0, without prefix_cache_dir, for a model with recurrent layers "
-            f"({model_type}): blocks of stored prompts hold no states; got {config.prefix_cache_bytes}"
-        )
-    if config.prefix_cache_bytes is None:
-        logger.info("prompts are not stored for later ones: %s has recurrent layers", model_type)
-    return replace(config, prefix_cache_bytes=0)
-
-
-def _check_draft(config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int) -> None:
-    """Raise ValueError for a draft without a layer that sees the whole prompt."""
-    windows = [layer.sliding_window for layer in layers if layer.attends]
-    if config.is_draft and all(window is not None and window < max_model_len for window in windows):
-        raise ValueError(f"the draft {config.model} sees only its last {windows[0]} tokens in each layer")
 
 
 def _resolve_policies(

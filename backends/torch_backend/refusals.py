@@ -1,0 +1,77 @@
+"""What a model cannot do that its config wants: refused before anything is allocated."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedModel
+
+from backends.torch_backend.config import TorchBackendConfig
+from backends.torch_backend.model.probe import LayerSpec
+from cache.policy import PolicyName
+from cache.token_store import STORED_TOGETHER
+
+logger = logging.getLogger(__name__)
+
+
+def check_cache_dtypes(config: TorchBackendConfig, layers: Sequence[LayerSpec], model_type: str) -> None:
+    """Raise ValueError for latents in 8 bits.
+
+    A latent and its rotary key differ in size by far, and would share a scale.
+    """
+    has_latents = any(len(layer.planes) == 1 for layer in layers)
+    if has_latents and any(options.in_int8 for options in config.pools):
+        raise ValueError(
+            f"kv_cache_dtype must be auto for a model that caches latents ({model_type}), got int8"
+        )
+
+
+def check_stores(
+    config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int, model: PreTrainedModel
+) -> None:
+    """Raise ValueError for a model or a device on which tokens older than the ring cannot be stored."""
+    if not any(options.policy.name is PolicyName.SPARSE for options in config.pools):
+        return
+    model_type = model.config.model_type
+    if model.device.type != "cpu":
+        raise ValueError(f"policy {PolicyName.SPARSE} needs device cpu, got {model.device.type}")
+    if any(len(layer.planes) == 1 for layer in layers):
+        raise ValueError(f"policy {PolicyName.SPARSE} stores no latents, which {model_type} caches")
+    windows = [layer.sliding_window for layer in layers if layer.sliding_window is not None]
+    if any(window < max_model_len for window in windows):
+        raise ValueError(
+            f"policy {PolicyName.SPARSE} does not serve models with sliding windows: layers of {model_type} "
+            f"see {min(windows)} tokens"
+        )
+    widths = [plane.width for layer in layers for plane in layer.planes]
+    if any(width % STORED_TOGETHER for width in widths):
+        raise ValueError(
+            f"policy {PolicyName.SPARSE} needs keys and values whose width is a multiple of "
+            f"{STORED_TOGETHER}, got {min(widths)}"
+        )
+
+
+def without_prefixes(
+    config: TorchBackendConfig, layers: Sequence[LayerSpec], model_type: str
+) -> TorchBackendConfig:
+    """Return the config without stored prompts for a model whose layers have states: a block has none.
+
+    Raises ValueError if they are configured.
+    """
+    if not any(layer.states for layer in layers):
+        return config
+    if config.prefix_cache_bytes or config.prefix_cache_dir is not None:
+        raise ValueError(
+            f"prefix_cache_bytes must be 0, without prefix_cache_dir, for a model with recurrent layers "
+            f"({model_type}): blocks of stored prompts hold no states; got {config.prefix_cache_bytes}"
+        )
+    if config.prefix_cache_bytes is None:
+        logger.info("prompts are not stored for later ones: %s has recurrent layers", model_type)
+    return replace(config, prefix_cache_bytes=0)
+
+
+def check_draft(config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int) -> None:
+    """Raise ValueError for a draft without a layer that sees the whole prompt."""
+    windows = [layer.sliding_window for layer in layers if layer.attends]
+    if config.is_draft and all(window is not None and window < max_model_len for window in windows):
+        raise ValueError(f"the draft {config.model} sees only its last {windows[0]} tokens in each layer")

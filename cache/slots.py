@@ -172,7 +172,8 @@ class SlotCache:
     def clear(self, slot: int, start: int = 0, end: int | None = None) -> None:
         """Overwrite a slot with zeros: NaN or infinity would get through an attention weight of zero.
 
-        Of its planes, only the entries from `start` to `end`. The others need no clearing.
+        Of its planes, only the entries from `start` to `end`: a caller may know that the others are zeros or
+        will be written to before they are read.
         """
         for plane in self.planes:
             plane[slot, :, start:end].zero_()

@@ -28,16 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let all processes of this run compile with one precompiled header."""
-    if "PYTEST_XDIST_WORKER" not in os.environ and "CXX" not in os.environ and shutil.which("g++"):
-        os.environ[HEADERS] = tempfile.mkdtemp(prefix="snapserve-headers-")
-        os.environ["CXX"] = str(ROOT / "tests" / "g++")
-
-
-def pytest_unconfigure() -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        shutil.rmtree(os.environ.pop(HEADERS, ""), ignore_errors=True)
+    if "CXX" not in os.environ and shutil.which("g++"):
+        folder = tempfile.mkdtemp(prefix="snapserve-headers-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ |= {HEADERS: folder, "CXX": str(ROOT / "tests" / "g++")}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -88,7 +88,7 @@ class TorchBackend:
         """
         self._clock = clock or WallClock()
         self._kernels = Kernels()
-        prepared = prepare_model(config, self._kernels, model, is_recorded=recorder is not None)
+        prepared = prepare_model(config, self._kernels, model, has_recorder=recorder is not None)
         self._model, layers, max_model_len = prepared.model, prepared.layers, prepared.max_model_len
         self._device = self._model.device
         self._recorder = recorder or _default_recorder(config, self._device)

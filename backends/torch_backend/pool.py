@@ -23,8 +23,9 @@ ALL_ENTRIES = sys.maxsize
 class TorchPool:
     """Slots of one policy. Pools share only the scratches, each of which holds one prompt at a time.
 
-    `written` has, for each slot, the number of its first entries that may hold something. Those after them
-    are zeros, and need no clearing: that of a large slot takes longer than a short prompt.
+    `written` has, for each slot, the number of its first entries that may hold something. The others, but
+    for the spare one, are zeros. So a new prompt need not clear all of its slot: for a large slot, that takes
+    as long as reading a short prompt.
     """
 
     spec: SlotPoolSpec

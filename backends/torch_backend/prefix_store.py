@@ -15,6 +15,7 @@ from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.pool import TorchPool
 from cache.slots import direct_entries
 
+MOST_BLOCKS = 16  # that are copied at once
 BLOCK_TOKENS = 128  # divides the chunks of prefill; a prompt of 8,192 tokens has 64 blocks
 
 
@@ -132,13 +133,15 @@ class PrefixStore:
 def _runs(blocks: Sequence[StoredBlock]) -> list[tuple[StoredBlock, int]]:
     """Return runs of neighbours in the sequence and in the store: the first block, and how many there are.
 
-    A copy of a run costs little more than that of a block, and uses all cores.
+    A copy of a run costs little more than that of a block, and uses all cores. On a GPU it needs as much
+    memory again, so that runs have an end.
     """
     runs: list[tuple[StoredBlock, int]] = []
     for block in blocks:
         if runs:
             first, count = runs[-1]
-            if (block.number - first.number, block.index - first.index) == (count, count):
+            is_next = (block.number - first.number, block.index - first.index) == (count, count)
+            if is_next and count < MOST_BLOCKS:
                 runs[-1] = first, count + 1
                 continue
         runs.append((block, 1))

@@ -29,7 +29,7 @@ _ROUNDED = "experts-1"
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """`fingerprint` names the numbers of its keys and values; empty where no prompt is archived."""
+    """`fingerprint` names the numbers of its keys and values, where prompts are archived."""
 
     model: PreTrainedModel
     layers: tuple[LayerSpec, ...]
@@ -39,12 +39,12 @@ class PreparedModel:
 
 
 def prepare_model(
-    config: TorchBackendConfig, kernels: Kernels, model: PreTrainedModel | None, *, is_recorded: bool
+    config: TorchBackendConfig, kernels: Kernels, model: PreTrainedModel | None, *, has_recorder: bool
 ) -> PreparedModel:
     """Load the config's model, or take this one, and replace its modules.
 
-    With `is_recorded`, its steps are recorded. Raises ModelLoadError for a model that cannot be served, and
-    ValueError for sizes that do not fit together.
+    With `has_recorder`, its steps are recorded on a CPU too. Raises ModelLoadError for a model that cannot
+    be served, and ValueError for sizes that do not fit together.
     """
     with returning_memory():
         model = model or load_model(config.model, config.device, config.dtype)
@@ -63,7 +63,7 @@ def prepare_model(
             max_model_len = fitting_length(config, layers, max_model_len, device)
         name += settle_frequencies(model, max_model_len)
         # Which operations replaced experts run depends on the choice of experts: no step is recorded.
-        if device.type == "cpu" and not is_recorded:
+        if device.type == "cpu" and not has_recorder:
             replace_experts(model, kernels, config.quantization)
         elif config.quantization is not Quantization.NONE and has_experts(model):
             logger.warning("only a CPU has experts in %s: here they keep their type", config.quantization)

@@ -1,4 +1,4 @@
-"""What a model cannot do that its config wants: refused before anything is allocated."""
+"""What a model cannot do that its config wants: refused before slots are allocated."""
 
 import logging
 from collections.abc import Sequence

@@ -45,6 +45,12 @@ class Sizes:
     document: int = 6000
     vocabulary: int = 31000
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        chat = NUM_TURNS * (self.turn + self.answer)
+        return max(self.shared + self.rest, chat, self.document + self.rest) + 1
+
     def scaled(self, scale: float, vocabulary: int) -> "Sizes":
         scaled = {name: max(int(value * scale), 1) for name, value in asdict(self).items()}
         return Sizes(**scaled | {"vocabulary": vocabulary})
@@ -148,9 +154,9 @@ class Client:
 
 
 def our_rows(model: Path, sizes: Sizes, logs: Path) -> Iterator[Row]:
-    room = str(sizes.shared + sizes.rest + NUM_TURNS * (sizes.turn + sizes.answer))
     # Slots that hold the whole chat, since only what lost nothing is stored.
-    slots = ("--policy", "full", "--slot-capacity", room, COMPILED)
+    longest = str(sizes.longest)
+    slots = ("--policy", "full", "--slot-capacity", longest, "--max-model-len", longest, COMPILED)
     on = snapserve(model, *slots)
     off = snapserve(model, *slots, *OFF)
     with (
@@ -177,7 +183,8 @@ def _new_prompts(client: Client, sizes: Sizes) -> list[list[int]]:
 def _restart(model: Path, sizes: Sizes, logs: Path) -> Row:
     """Return how many tokens a restarted server finds, and how many it would find if it had gone on."""
     with tempfile.TemporaryDirectory() as folder:
-        server = snapserve(model, COMPILED, "--prefix-cache-dir", folder)
+        length = ("--max-model-len", str(sizes.longest))
+        server = snapserve(model, *length, COMPILED, "--prefix-cache-dir", folder)
         cached = []
         prompt: list[int] = []
         for run in range(2):

@@ -56,7 +56,7 @@ class TokenStore:
         return self.num_tokens
 
     def clear(self, slot: int) -> None:
-        """Overwrite the steps of a slot with zeros. Codes are finite, whatever they are."""
+        """Overwrite the steps of a slot with zeros. Codes are integers, and so always finite."""
         for steps in self.planes[2:]:
             steps[slot].zero_()
 

@@ -25,34 +25,33 @@ struct Inner {
   int64_t num_blocks() const { return (size + kBlock - 1) / kBlock; }
 };
 
-inline __m512 gelu(__m512 values) {
-  const Vec x(values);
-  const Vec cubic = x * x * x * Vec(0.044715f);
-  return x * Vec(0.5f) * (Vec(1.0f) + ((x + cubic) * Vec(0.7978845608f)).tanh());
+inline Floats gelu(Floats values) {
+  const Floats cubic = values * values * values * broadcast(0.044715f);
+  return values * broadcast(0.5f) * (broadcast(1.0f) + tanh((values + cubic) * broadcast(0.7978845608f)));
 }
 
 // Return the inner values of 16 gates, which without gates are the values themselves. A NaN stays a NaN: the
 // second operand of a minimum or maximum is the result.
 template <typename T>
-inline __m512 activated(const Inner& inner, __m512 gates, __m512 values) {
+inline Floats activated(const Inner& inner, Floats gates, Floats values) {
   switch (inner.activation) {
     case Activation::kClampedSwish: {
-      const __m512 limit = _mm512_set1_ps(inner.limit);
-      const __m512 gate = _mm512_min_ps(limit, gates);
-      const __m512 slope = _mm512_mul_ps(gate, _mm512_set1_ps(inner.slope));
-      const __m512 swish = _mm512_div_ps(gate, Vec(1.0f) + Vec(slope).neg().exp());
-      const __m512 value = _mm512_max_ps(_mm512_set1_ps(-inner.limit), _mm512_min_ps(limit, values));
-      return _mm512_fmadd_ps(value, swish, swish);
+      const Floats limit = broadcast(inner.limit);
+      const Floats gate = min(limit, gates);
+      const Floats slope = gate * broadcast(inner.slope);
+      const Floats swish = gate / (broadcast(1.0f) + exp(-slope));
+      const Floats value = max(broadcast(-inner.limit), min(limit, values));
+      return fmadd(value, swish, swish);
     }
     case Activation::kSquaredRelu: {
-      const __m512 positive = _mm512_max_ps(_mm512_setzero_ps(), gates);
-      gates = _mm512_mul_ps(positive, positive);
+      const Floats positive = max(Floats{}, gates);
+      gates = positive * positive;
       break;
     }
     case Activation::kGelu: gates = gelu(gates); break;
     case Activation::kSilu: gates = silu(gates); break;
   }
-  return inner.is_gated ? _mm512_mul_ps(rounded<T>(gates), values) : gates;
+  return inner.is_gated ? rounded<T>(gates) * values : gates;
 }
 
 // Rows for which reading an expert takes about as long as multiplying it. A guess that only balances threads.
@@ -172,8 +171,8 @@ void multiply_into_inner(T* output, const Pairs& pairs, const Rows<R>& rows, con
         const int64_t width = std::min(kBlock, inner.size - block * kBlock);
         for (int64_t p = 0; p < num_pairs; ++p, target += inner.size) {
           for (int64_t n = 0; n < width; n += kLanes) {
-            const __m512 gate = rounded<T>(load(gates + p * kBlock + n));
-            const __m512 value = rounded<T>(load(values + p * kBlock + n));
+            const Floats gate = rounded<T>(load(gates + p * kBlock + n));
+            const Floats value = rounded<T>(load(values + p * kBlock + n));
             store(target + n, activated<T>(inner, gate, value), first_lanes(width - n));
           }
         }
@@ -203,10 +202,10 @@ void multiply_into_output(Tensor& output, const Pairs& pairs, const Rows<R>& row
                          num_pairs, num_inputs, kBlock);
           for (int64_t p = 0; p < num_pairs; ++p) {
             float* total = totals.data() + pairs.rows[pair + p] * num_columns + (block - begin) * kBlock;
-            const __m512 strength = _mm512_set1_ps(pairs.strengths[pair + p]);
+            const Floats strength = broadcast(pairs.strengths[pair + p]);
             for (int64_t n = 0; n < kBlock; n += kLanes) {
-              const __m512 product = rounded<T>(load(products.data() + p * kBlock + n));
-              store(total + n, _mm512_fmadd_ps(product, strength, load(total + n)));
+              const Floats product = rounded<T>(load(products.data() + p * kBlock + n));
+              store(total + n, fmadd(product, strength, load(total + n)));
             }
           }
         }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kGroup = 32;         // inputs of a group; `GROUP` in kernels.py
 constexpr int64_t kPerZeroPoint = 16;  // steps of a zero point in a level; `STEPS` in kernels.py
-constexpr int64_t kGroupTile = 6;      // rows: 24 accumulators, 4 weights and an input fill 32 registers
+constexpr int64_t kGroupTile = kRowsAtOnce<int8_t>;
 constexpr int64_t kUnpackedGroups = 8;  // stay in half of the first-level cache while all rows are multiplied
 constexpr int64_t kUnpackedBytes = kGroup * kBlock;  // of a group
 
@@ -24,8 +24,8 @@ struct Group {
 static_assert(sizeof(Group) == kUnpackedBytes / 2 + 3 * kBlock);  // `GROUP_BYTES` in kernels.py
 
 template <bool is_high>
-inline __m512i half_bytes(__m512i bytes) {
-  return _mm512_and_si512(is_high ? _mm512_srli_epi16(bytes, 4) : bytes, _mm512_set1_epi8(0x0f));
+inline Ints half_bytes(Ints bytes) {
+  return (is_high ? shift_right<4>(bytes) : bytes) & broadcast(0x0f0f0f0f);
 }
 
 inline void prefetch_after(const Group* group) {
@@ -36,13 +36,13 @@ inline void prefetch_after(const Group* group) {
 }
 
 // Write the levels of a group, one in each byte: [8, 64, 4].
-inline void unpack(uint8_t* unpacked, const Group* group) {
+inline void unpack(Level* unpacked, const Group* group) {
   prefetch_after(group);
   for (int64_t n = 0; n < kUnpackedBytes / 2; n += 4 * kBlock) {
     UNROLL for (int64_t v = 0; v < 4 * kBlock; v += kCacheLine) {
-      const __m512i bytes = _mm512_loadu_si512(group->levels + n + v);
-      _mm512_storeu_si512(unpacked + 2 * n + v, half_bytes<false>(bytes));
-      _mm512_storeu_si512(unpacked + 2 * n + v + 4 * kBlock, half_bytes<true>(bytes));
+      const Ints bytes = load_bits(group->levels + n + v);
+      store_bits(unpacked + 2 * n + v, half_bytes<false>(bytes));
+      store_bits(unpacked + 2 * n + v + 4 * kBlock, half_bytes<true>(bytes));
     }
   }
 }
@@ -63,46 +63,47 @@ struct GroupedRows {
 
 // The scales and zero points of a group's outputs.
 struct GroupScales {
-  __m512 scales[kBlockVectors];
-  __m512 zero_points[kBlockVectors];
+  Floats scales[kBlockVectors];
+  Floats zero_points[kBlockVectors];
 
   explicit GroupScales(const Group& group) {
     UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
-      const auto* steps = reinterpret_cast<const __m128i*>(group.zero_points + v * kLanes);
       scales[v] = load(group.scales + v * kLanes);
-      zero_points[v] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(steps)));
+      zero_points[v] = load(group.zero_points + v * kLanes);
     }
   }
 
   // Return `sum` and the integer products of a row's group.
-  __m512 add(__m512 sum, __m512i products, int64_t v, float row_scale, float zero_point_term) const {
-    const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(products), _mm512_set1_ps(row_scale));
-    const __m512 values = _mm512_fnmadd_ps(zero_points[v], _mm512_set1_ps(zero_point_term), scaled);
-    return _mm512_fmadd_ps(values, scales[v], sum);
+  Floats add(Floats sum, Ints products, int64_t v, float row_scale, float zero_point_term) const {
+    const Floats scaled = to_floats(products) * broadcast(row_scale);
+    const Floats values = fnmadd(zero_points[v], broadcast(zero_point_term), scaled);
+    return fmadd(values, scales[v], sum);
   }
 };
 
 // Write the products [64] of one row with a block. Its levels are unpacked in registers.
 inline void multiply_row(float* sums, const GroupedRows& row, const Group* groups) {
-  __m512 totals[kBlockVectors];
-  UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) totals[v] = _mm512_setzero_ps();
+  Floats totals[kBlockVectors];
+  UNROLL for (int64_t v = 0; v < kBlockVectors; ++v)
+    totals[v] = Floats{};
   for (int64_t g = 0; g < row.num_groups; ++g) {
     const Group& group = groups[g];
     prefetch_after(&group);
-    __m512 products[kBlockVectors];
-    UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) products[v] = _mm512_setzero_ps();
+    Floats products[kBlockVectors];
+    UNROLL for (int64_t v = 0; v < kBlockVectors; ++v)
+      products[v] = Floats{};
     UNROLL for (int64_t k = 0; k < kGroup; k += 8) {
       const int8_t* input = row.elements + g * kGroup + k;
+      constexpr const Level* levels = nullptr;
       UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
-        const __m512i bytes = _mm512_loadu_si512(group.levels + k / 2 * kBlock + v * kCacheLine);
-        products[v] = multiply_add(products[v], input, half_bytes<false>(bytes));
-        products[v] = multiply_add(products[v], input + 4, half_bytes<true>(bytes));
+        const Ints bytes = load_bits(group.levels + k / 2 * kBlock + v * kCacheLine);
+        products[v] = multiply_add(products[v], input, half_bytes<false>(bytes), levels);
+        products[v] = multiply_add(products[v], input + 4, half_bytes<true>(bytes), levels);
       }
     }
     const GroupScales scales(group);
     UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
-      totals[v] = scales.add(totals[v], _mm512_castps_si512(products[v]), v, row.scales[g],
-                             row.zero_point_terms[g]);
+      totals[v] = scales.add(totals[v], as_ints(products[v]), v, row.scales[g], row.zero_point_terms[g]);
     }
   }
   UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) store(sums + v * kLanes, totals[v]);
@@ -111,7 +112,7 @@ inline void multiply_row(float* sums, const GroupedRows& row, const Group* group
 // Add the products of up to `kGroupTile` rows with unpacked levels. A function of its own: inlined, GCC 12 spills
 // its accumulators to memory.
 [[gnu::noinline]] inline void multiply_levels(float* products, const int8_t* input, int64_t row_stride,
-                                              const uint8_t* levels, int64_t num_inputs, int64_t num_rows) {
+                                              const Level* levels, int64_t num_inputs, int64_t num_rows) {
   accumulate_rows<false, kGroupTile>(products, input, row_stride, levels, num_inputs, num_rows);
 }
 
@@ -120,7 +121,7 @@ inline void multiply_row(float* sums, const GroupedRows& row, const Group* group
 // Batch invariance: a group's integer products are exact, and a row adds its groups in ascending order.
 inline void multiply_groups(float* sums, const GroupedRows& rows, const Group* groups, int64_t num_rows) {
   if (num_rows == 1) return multiply_row(sums, rows, groups);
-  alignas(64) uint8_t unpacked[kUnpackedGroups * kUnpackedBytes];
+  alignas(64) Level unpacked[kUnpackedGroups * kUnpackedBytes];
   alignas(64) float products[kGroupTile * kBlock];  // int32, as in tile.h
   std::memset(sums, 0, num_rows * kBlock * sizeof(float));
   for (int64_t first = 0; first < rows.num_groups; first += kUnpackedGroups) {
@@ -138,7 +139,7 @@ inline void multiply_groups(float* sums, const GroupedRows& rows, const Group* g
           float* row_sums = sums + (tile + r) * kBlock;
           const int64_t place = r * rows.num_groups;
           UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
-            const __m512i of_row = _mm512_loadu_si512(products + r * kBlock + v * kLanes);
+            const Ints of_row = load_bits(products + r * kBlock + v * kLanes);
             store(row_sums + v * kLanes, scales.add(load(row_sums + v * kLanes), of_row, v, input.scales[place],
                                                     input.zero_point_terms[place]));
           }

@@ -25,7 +25,6 @@ namespace {
 // prepares all of its rows for itself, which saves a parallel loop before the product.
 constexpr int64_t kSmallBatch = 32;
 constexpr int64_t kRowsPerPass = 512;   // rows whose sums with a block stay in the second-level cache
-constexpr int64_t kLargeBatchTile = 6;  // rows: 24 accumulators, 4 weights and an input fill 32 registers
 constexpr int32_t kZeroPoint = 128;     // of uint8 weights
 constexpr int64_t kMaxPadding = 31;     // inputs that oneDNN may add to fill an output's last 64 bytes
 constexpr int64_t kMaxInt8Inputs = 1 << 16;  // sums of products up to 255 x 127 stay below 2^31
@@ -103,17 +102,16 @@ template <typename T>
 void normalise(T* normed, const T* input, const FusedOps<T>& fused, int64_t num_rows, int64_t num_inputs) {
   for (int64_t r = 0; r < num_rows; ++r, input += num_inputs, normed += num_inputs) {
     // One accumulator of 16 lanes per row, always in ascending order: the sum does not depend on the batch.
-    __m512 squares = _mm512_setzero_ps();
+    Floats squares = Floats{};
     for (int64_t k = 0; k < num_inputs; k += kLanes) {
-      const __m512 values = load(input + k, first_lanes(num_inputs - k));
-      squares = _mm512_fmadd_ps(values, values, squares);
+      const Floats values = load(input + k, first_lanes(num_inputs - k));
+      squares = fmadd(values, values, squares);
     }
-    const __m512 factor =
-        _mm512_set1_ps(1 / std::sqrt(_mm512_reduce_add_ps(squares) / num_inputs + fused.epsilon));
+    const Floats factor = broadcast(1 / std::sqrt(total_of(squares) / num_inputs + fused.epsilon));
     for (int64_t k = 0; k < num_inputs; k += kLanes) {
-      const __mmask16 lanes = first_lanes(num_inputs - k);
-      const __m512 values = rounded<T>(_mm512_mul_ps(load(input + k, lanes), factor));
-      store(normed + k, _mm512_mul_ps(load(fused.norm + k, lanes), values), lanes);
+      const Lanes lanes = first_lanes(num_inputs - k);
+      const Floats values = rounded<T>(load(input + k, lanes) * factor);
+      store(normed + k, load(fused.norm + k, lanes) * values, lanes);
     }
   }
 }
@@ -121,34 +119,35 @@ void normalise(T* normed, const T* input, const FusedOps<T>& fused, int64_t num_
 // Quantise each row, or each group of one, to int8: divide it by its scale, which is its largest magnitude
 // over 127, and round.
 //
-// A weight's level is its value plus the zero point, so a product is too large by the zero point times the
-// row's sum. That term is stored and subtracted after the product. It is exact in float32. For a group, it is
-// that of one step of a zero point, and scaled.
+// A weight's level is its value plus the zero point, so a product may be too large by the zero point times
+// the row's sum. That term is stored and subtracted after the product. It is exact in float32. For a group,
+// it is that of one step of a zero point, and scaled.
 template <bool is_group, typename T>
 void quantize(int8_t* quantized, float* scales, float* zero_point_terms, const T* input, int64_t num_rows,
               int64_t num_inputs) {
-  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  const Ints magnitude = broadcast(0x7fffffff);
   for (int64_t r = 0; r < num_rows; ++r, input += num_inputs, quantized += num_inputs) {
     // Magnitudes are compared as integers: their bits have the same order, and a NaN is above all numbers. It
     // thus becomes the scale, and then the row's outputs.
-    __m512i largest_bits = _mm512_setzero_si512();
+    Ints largest_bits = Ints{};
     for (int64_t k = 0; k < num_inputs; k += kLanes) {
-      const __m512i bits = _mm512_castps_si512(load(input + k, first_lanes(num_inputs - k)));
-      largest_bits = _mm512_max_epi32(largest_bits, _mm512_and_si512(bits, magnitude));
+      const Ints bits = as_ints(load(input + k, first_lanes(num_inputs - k)));
+      largest_bits = max(largest_bits, bits & magnitude);
     }
-    const float largest = std::bit_cast<float>(_mm512_reduce_max_epi32(largest_bits));
+    const float largest = std::bit_cast<float>(largest_of(largest_bits));
     scales[r] = largest / kMaxInt8;
     // A row of zeros has the scale 0, by which nothing can be divided.
-    const __m512 factor = _mm512_set1_ps(1 / std::max(scales[r], std::numeric_limits<float>::min()));
-    __m512i sums = _mm512_setzero_si512();
+    const Floats factor = broadcast(1 / std::max(scales[r], std::numeric_limits<float>::min()));
+    Ints sums = Ints{};
     for (int64_t k = 0; k < num_inputs; k += kLanes) {
-      const __mmask16 lanes = first_lanes(num_inputs - k);
-      const __m512i integers = _mm512_cvtps_epi32(_mm512_mul_ps(load(input + k, lanes), factor));
-      sums = _mm512_add_epi32(sums, integers);
-      _mm512_mask_cvtsepi32_storeu_epi8(quantized + k, lanes, integers);
+      const Lanes lanes = first_lanes(num_inputs - k);
+      const Ints integers = to_ints(load(input + k, lanes) * factor);
+      sums = sums + integers;
+      store(quantized + k, integers, lanes);
     }
-    const float sum = _mm512_reduce_add_epi32(sums);
-    zero_point_terms[r] = is_group ? scales[r] / kPerZeroPoint * sum : kZeroPoint * sum;
+    const float sum = total_of(sums);
+    zero_point_terms[r] =
+        is_group ? scales[r] / kPerZeroPoint * sum : (kSubtractsZeroPoint ? 0 : kZeroPoint) * sum;
   }
 }
 
@@ -201,15 +200,15 @@ class Prologue {
   int64_t num_groups_ = 1;
 };
 
-// Add the products of all rows with a chunk of a block's weights to `sums` [row, 64], `tile_rows` at a time.
+// Add the products of all rows with a chunk of a block's weights to `sums` [row, 64], a tile at a time.
 //
 // The first tile reads the weights from memory, prefetches those that follow, and leaves widened weights in
 // `widened`. In a small batch all tiles prefetch, since memory is the limit. In a large one the later tiles
 // find the chunk in the first-level cache, and prefetches would only take slots from the multiplications.
-template <int64_t tile_rows, typename R, typename W>
+template <bool is_small_batch, typename R, typename W>
 void accumulate_chunk(float* sums, const R* input, const W* weight, int64_t num_rows, int64_t row_stride,
                       int64_t chunk_inputs, R* widened) {
-  constexpr bool is_small_batch = tile_rows == kTileRows;
+  constexpr int64_t tile_rows = is_small_batch ? kTileRows : kRowsAtOnce<R>;
   accumulate_rows<true, tile_rows>(sums, input, row_stride, weight, chunk_inputs, num_rows, kPack<R>,
                                    num_rows > tile_rows ? widened : nullptr);
   for (int64_t r = tile_rows; r < num_rows; r += tile_rows) {
@@ -229,9 +228,8 @@ void accumulate_chunk(float* sums, const R* input, const W* weight, int64_t num_
 // scale.
 inline void dequantize(float* sums, int32_t zero_point_term, float scale) {
   for (int64_t n = 0; n < kBlock; n += kLanes) {
-    const __m512i integers =
-        _mm512_sub_epi32(_mm512_loadu_si512(sums + n), _mm512_set1_epi32(zero_point_term));
-    store(sums + n, _mm512_mul_ps(_mm512_cvtepi32_ps(integers), _mm512_set1_ps(scale)));
+    const Ints integers = load_bits(sums + n) - broadcast(zero_point_term);
+    store(sums + n, to_floats(integers) * broadcast(scale));
   }
 }
 
@@ -264,8 +262,7 @@ void multiply_columns(float* sums, const Rows<R>& rows, const Weights<T, W>& wei
   }
   const bool is_small_batch = num_rows <= kSmallBatch;
   const int64_t chunk_size = is_small_batch && !kIsWidened<W> ? kSmallBatchChunk : kChunk<R>;
-  const auto accumulate =
-      is_small_batch ? accumulate_chunk<kTileRows, R, W> : accumulate_chunk<kLargeBatchTile, R, W>;
+  const auto accumulate = is_small_batch ? accumulate_chunk<true, R, W> : accumulate_chunk<false, R, W>;
   for (int64_t k = first; k < num_inputs; k += chunk_size) {
     const int64_t chunk_inputs = std::min(chunk_size, num_inputs - k);
     accumulate(sums, rows.elements + k, weights.elements + k * kBlock, num_rows, num_inputs, chunk_inputs,
@@ -295,7 +292,7 @@ void multiply_block(float* sums, const Rows<R>& rows, const Weights<T, W>& weigh
   }
 }
 
-inline __m512 silu(__m512 values) { return _mm512_div_ps(values, Vec(1.0f) + Vec(values).neg().exp()); }
+inline Floats silu(Floats values) { return values / (broadcast(1.0f) + exp(-values)); }
 
 // Apply the epilogue to a block's products and write its outputs. `gates` and `residual` may be null.
 template <typename T>
@@ -303,14 +300,14 @@ void write_block(T* output, const float* products, const float* gates, const T* 
                  int64_t num_outputs, int64_t width) {
   for (int64_t r = 0; r < num_rows; ++r) {
     for (int64_t n = 0; n < width; n += kLanes) {
-      const __mmask16 lanes = first_lanes(width - n);
-      __m512 values = load(products + r * kBlock + n);
+      const Lanes lanes = first_lanes(width - n);
+      Floats values = load(products + r * kBlock + n);
       if (gates != nullptr) {
-        const __m512 gate = rounded<T>(load(gates + r * kBlock + n));
-        values = _mm512_mul_ps(rounded<T>(silu(gate)), rounded<T>(values));
+        const Floats gate = rounded<T>(load(gates + r * kBlock + n));
+        values = rounded<T>(silu(gate)) * rounded<T>(values);
       }
       if (residual != nullptr) {
-        values = _mm512_add_ps(load(residual + r * num_outputs + n, lanes), rounded<T>(values));
+        values = load(residual + r * num_outputs + n, lanes) + rounded<T>(values);
       }
       store(output + r * num_outputs + n, values, lanes);
     }

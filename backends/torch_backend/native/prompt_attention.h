@@ -30,18 +30,18 @@ constexpr float kLog2e = 1.44269504f;
 // to a polynomial. Its relative error is below 3e-7, or 8e-5 for weights that are then rounded to bfloat16,
 // whose rounding is at least 25 times as coarse.
 template <typename T>
-inline __m512 power_of_two(__m512 exponent) {
-  const __m512 integral = _mm512_roundscale_ps(exponent, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 fraction = _mm512_sub_ps(exponent, integral);
+inline Floats power_of_two(Floats exponent) {
+  const Floats integral = nearest(exponent);
+  const Floats fraction = exponent - integral;
   constexpr bool is_short = std::is_same_v<T, BFloat16>;
   constexpr float short_terms[] = {5.51716668e-02f, 2.42611121e-01f, 6.93260990e-01f, 9.99928069e-01f};
   constexpr float terms[] = {1.33813025e-03f, 9.66636852e-03f, 5.55038101e-02f,
                              2.40223490e-01f, 6.93147181e-01f, 1.0f};
-  __m512 power = _mm512_set1_ps(is_short ? short_terms[0] : terms[0]);
+  Floats power = broadcast(is_short ? short_terms[0] : terms[0]);
   UNROLL for (int n = 1; n < (is_short ? 4 : 6); ++n) {
-    power = _mm512_fmadd_ps(power, fraction, _mm512_set1_ps(is_short ? short_terms[n] : terms[n]));
+    power = fmadd(power, fraction, broadcast(is_short ? short_terms[n] : terms[n]));
   }
-  return _mm512_scalef_ps(power, integral);
+  return scale_by_powers(power, integral);
 }
 
 // The queries of one row and head, and the entries that they attend over.
@@ -108,12 +108,12 @@ struct QueryTile {
 };
 
 // Load 16 values of an entry and of the next one as pairs. Those behind the last entry are zeros.
-inline __m512i load_pairs(const BFloat16* values, int64_t stride, int64_t num_entries, __mmask16 lanes) {
-  const __mmask16 low_lanes = num_entries > 0 ? lanes : 0;
-  const __mmask16 high_lanes = num_entries > 1 ? lanes : 0;
-  const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(low_lanes, values));
-  const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(high_lanes, values + stride));
-  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+inline Ints load_pairs(const BFloat16* values, int64_t stride, int64_t num_entries, Lanes lanes) {
+  const Lanes low_lanes = num_entries > 0 ? lanes : no_lanes();
+  const Lanes high_lanes = num_entries > 1 ? lanes : no_lanes();
+  const Ints low = load_halves(values, low_lanes);
+  const Ints high = load_halves(values + stride, high_lanes);
+  return low | shift_left<16>(high);
 }
 
 // Pack a head's values [entry, width] as [entry / 2, width, 2], the layout of a tile's inputs.
@@ -121,9 +121,8 @@ void pair_values(BFloat16* pairs, const BFloat16* values, int64_t stride, int64_
                  int64_t width) {
   for (int64_t e = 0; e < num_entries; e += 2, pairs += 2 * width) {
     for (int64_t d = 0; d < width; d += kLanes) {
-      const __mmask16 lanes = first_lanes(width - d);
-      _mm512_mask_storeu_epi32(pairs + 2 * d, lanes,
-                               load_pairs(values + e * stride + d, stride, num_entries - e, lanes));
+      const Lanes lanes = first_lanes(width - d);
+      store_bits(pairs + 2 * d, load_pairs(values + e * stride + d, stride, num_entries - e, lanes), lanes);
     }
   }
 }
@@ -132,14 +131,12 @@ void pair_values(BFloat16* pairs, const BFloat16* values, int64_t stride, int64_
 // `kTileInputs` entries, since even a weight of 0 would turn NaN into a sum.
 void transpose_values(BFloat16* target, int64_t target_stride, const BFloat16* values, int64_t stride,
                       int64_t num_entries, int64_t width) {
-  const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i offsets = _mm512_mullo_epi32(lane, _mm512_set1_epi32(static_cast<int32_t>(target_stride)));
   const int64_t padded_entries = round_up(num_entries, kTileInputs<BFloat16>);
   for (int64_t e = 0; e < padded_entries; e += 2) {
     for (int64_t d = 0; d < width; d += kLanes) {
-      const __mmask16 lanes = first_lanes(width - d);
-      const __m512i pairs = load_pairs(values + e * stride + d, stride, num_entries - e, lanes);
-      _mm512_mask_i32scatter_epi32(target + d * target_stride + e, lanes, offsets, pairs, sizeof(BFloat16));
+      const Lanes lanes = first_lanes(width - d);
+      const Ints pairs = load_pairs(values + e * stride + d, stride, num_entries - e, lanes);
+      store_apart(target + d * target_stride + e, target_stride, pairs, lanes);
     }
   }
 }
@@ -170,61 +167,55 @@ void init_tile(QueryTile<T>& tile, const PromptHead<T>& head, int64_t first, int
 // Apply the softcap to a block's scores, and mask the entries that a query does not see.
 template <typename T>
 void mask_scores(QueryTile<T>& tile, const PromptHead<T>& head, int64_t block, int64_t count) {
-  const Vec scaling(head.scaling);
-  const Vec softcap(head.softcap);
-  const __m512i window = _mm512_set1_epi32(static_cast<int32_t>(head.window));
+  const Floats scaling = broadcast(head.scaling);
+  const Floats softcap = broadcast(head.softcap);
+  const Ints window = broadcast(static_cast<int32_t>(head.window));
   for (int64_t v = 0; v < kBlockVectors; ++v) {
-    const __m512i last = _mm512_loadu_si512(tile.last_seen + v * kLanes);
-    const __m512i before_window = _mm512_sub_epi32(last, window);
+    const Ints last = load_bits(tile.last_seen + v * kLanes);
+    const Ints before_window = last - window;
     for (int64_t e = 0; e < count; ++e) {
       float* scores = tile.scores + e * kBlock + v * kLanes;
-      __m512 row = load(scores);
-      if (head.softcap > 0) row = softcap * (Vec(row) * scaling / softcap).tanh();
-      const __m512i entry = _mm512_set1_epi32(static_cast<int32_t>(block + e));
-      const __mmask16 visible =
-          _mm512_cmple_epi32_mask(entry, last) & _mm512_cmpgt_epi32_mask(entry, before_window);
-      store(scores, _mm512_mask_mov_ps(_mm512_set1_ps(kMaskedScore), visible, row));
+      Floats row = load(scores);
+      if (head.softcap > 0) row = softcap * tanh(row * scaling / softcap);
+      const Ints entry = broadcast(static_cast<int32_t>(block + e));
+      const Lanes visible = at_least(last, entry) & greater(entry, before_window);
+      store(scores, select(visible, row, broadcast(kMaskedScore)));
     }
   }
 }
 
 // Store the weights of 16 queries for an entry, or for a pair of entries, and return `total` plus them. What
 // is added are the stored weights, rounded: the softmax's numerator and denominator then round alike.
-inline __m512 store_weights(float* target, const __m512 (&weights)[1], __m512 total) {
+inline Floats store_weights(float* target, const Floats (&weights)[1], Floats total) {
   store(target, weights[0]);
-  return _mm512_add_ps(total, weights[0]);
+  return total + weights[0];
 }
 
-inline __m512 store_weights(BFloat16* target, const __m512 (&weights)[2], __m512 total) {
-  // The conversion leaves entry 0's weights in the lower half and entry 1's in the upper: interleave them.
-  const __m512i interleave =
-      _mm512_set_epi32(0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009, 0x180008,  //
-                       0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
-  const __m512i pairs =
-      _mm512_permutexvar_epi16(interleave, narrow(weights[1], weights[0]));
-  _mm512_storeu_si512(target, pairs);
-  const __m512i ones = _mm512_set1_epi32(0x3f803f80);  // pairs of 1.0
-  return add_pairs(total, pairs, ones);
+inline Floats store_weights(BFloat16* target, const Floats (&weights)[2], Floats total) {
+  const Ints pairs = paired(weights[0], weights[1]);
+  store_bits(target, pairs);
+  const Ints ones = broadcast(0x3f803f80);  // pairs of 1.0
+  return add_pairs(total, pairs, ones, BFloat16());
 }
 
 // Of a block, for 16 queries.
 struct BlockSoftmax {
-  __m512 largest_score;
-  __m512 total_weight;
+  Floats largest_score;
+  Floats total_weight;
 };
 
 // Turn the scores of 16 queries into weights: 2^(score * factor - reference).
 template <typename T>
-inline BlockSoftmax exponentiate(__m512 reference, T* weights, const float* scores, int64_t count,
-                                 __m512 factor) {
-  __m512 largest = _mm512_set1_ps(kMaskedScore);
-  __m512 total = _mm512_setzero_ps();
+inline BlockSoftmax exponentiate(Floats reference, T* weights, const float* scores, int64_t count,
+                                 Floats factor) {
+  Floats largest = broadcast(kMaskedScore);
+  Floats total = Floats{};
   for (int64_t e = 0; e < count; e += kPack<T>) {
-    __m512 packed[kPack<T>];
+    Floats packed[kPack<T>];
     UNROLL for (int64_t i = 0; i < kPack<T>; ++i) {
-      const __m512 score = load(scores + (e + i) * kBlock);
-      largest = _mm512_max_ps(largest, score);
-      packed[i] = power_of_two<T>(_mm512_fmsub_ps(score, factor, reference));
+      const Floats score = load(scores + (e + i) * kBlock);
+      largest = max(largest, score);
+      packed[i] = power_of_two<T>(fmsub(score, factor, reference));
     }
     total = store_weights(weights + e * kBlock, packed, total);
   }
@@ -242,30 +233,30 @@ inline BlockSoftmax exponentiate(__m512 reference, T* weights, const float* scor
 // are multiplied by 2^0, exactly 1.
 template <typename T>
 void softmax_block(QueryTile<T>& tile, int64_t count, int64_t value_width, float scaling) {
-  const __m512 factor = _mm512_set1_ps(scaling);
-  const __m512 threshold = _mm512_set1_ps(kRescaleThreshold);
+  const Floats factor = broadcast(scaling);
+  const Floats threshold = broadcast(kRescaleThreshold);
   for (int64_t v = 0; v < kBlockVectors; ++v) {
     const float* scores = tile.scores + v * kLanes;
     T* weights = tile.weights + v * kLanes * kPack<T>;
     float* references = tile.references + v * kLanes;
     float* totals = tile.totals + v * kLanes;
-    const __m512 reference = load(references);
-    const __m512 total_before = load(totals);
+    const Floats reference = load(references);
+    const Floats total_before = load(totals);
     const auto [largest, total] = exponentiate(reference, weights, scores, count, factor);
-    const __m512 excess = _mm512_fmsub_ps(largest, factor, reference);
-    const __mmask16 needs_rescaling = _mm512_cmp_ps_mask(excess, threshold, _CMP_GT_OQ);
-    if (!needs_rescaling) {
-      store(totals, _mm512_add_ps(total_before, total));
+    const Floats excess = fmsub(largest, factor, reference);
+    const Lanes needs_rescaling = greater(excess, threshold);
+    if (!any(needs_rescaling)) {
+      store(totals, total_before + total);
       continue;
     }
-    const __m512 raised = _mm512_mask_mul_ps(reference, needs_rescaling, largest, factor);
-    const __m512 rescale = power_of_two<float>(_mm512_sub_ps(reference, raised));
-    const __m512 rescaled_total = exponentiate(raised, weights, scores, count, factor).total_weight;
+    const Floats raised = select(needs_rescaling, largest * factor, reference);
+    const Floats rescale = power_of_two<float>(reference - raised);
+    const Floats rescaled_total = exponentiate(raised, weights, scores, count, factor).total_weight;
     store(references, raised);
-    store(totals, _mm512_fmadd_ps(total_before, rescale, rescaled_total));
+    store(totals, fmadd(total_before, rescale, rescaled_total));
     for (int64_t d = 0; d < value_width; ++d) {
       float* sums = tile.sums + d * kBlock + v * kLanes;
-      store(sums, _mm512_mul_ps(load(sums), rescale));
+      store(sums, load(sums) * rescale);
     }
   }
 }

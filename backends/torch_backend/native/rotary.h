@@ -18,12 +18,12 @@ template <typename T>
 void rotate(T* output, const T* input, const T* cosines, const T* sines, int64_t width) {
   const int64_t half = width / 2;
   for (int64_t d = 0; d < half; d += kLanes) {
-    const __mmask16 lanes = first_lanes(half - d);
+    const Lanes lanes = first_lanes(half - d);
     const auto product = [&](int64_t position, const T* factors, int64_t angle) {
-      return rounded<T>(_mm512_mul_ps(load(input + position + d, lanes), load(factors + angle + d, lanes)));
+      return rounded<T>(load(input + position + d, lanes) * load(factors + angle + d, lanes));
     };
-    store(output + d, _mm512_sub_ps(product(0, cosines, 0), product(half, sines, 0)), lanes);
-    store(output + half + d, _mm512_add_ps(product(half, cosines, half), product(0, sines, half)), lanes);
+    store(output + d, product(0, cosines, 0) - product(half, sines, 0), lanes);
+    store(output + half + d, product(half, cosines, half) + product(0, sines, half), lanes);
   }
 }
 

@@ -51,39 +51,19 @@ inline double uniform(const DrawParams& params) {
   return static_cast<double>(uint64_t{x[0]} << 21 | x[1] >> 11) * 0x1p-53;
 }
 
-// 16 lanes of float64: the lower 8 and the upper 8.
-struct Doubles {
-  __m512d low;
-  __m512d high;
-
-  void store(double* target) const {
-    _mm512_storeu_pd(target, low);
-    _mm512_storeu_pd(target + kLanes / 2, high);
-  }
-};
-
 // Return the probability masses of 16 scores: their exponentials, not divided by their sum.
-inline Doubles masses_of(__m512 scores) {
-  const auto mass = [](__m256 half) {
-    return __m512d(at::vec::Vectorized<double>(_mm512_cvtps_pd(half)).exp());
-  };
-  return {mass(_mm512_castps512_ps256(scores)), mass(_mm512_extractf32x8_ps(scores, 1))};
-}
+inline Doubles masses_of(Floats scores) { return exp_in_doubles(scores); }
 
 // A sum in float64 of 16 accumulators, one per lane, which are added at the end. The order is that of the
 // row's own tokens. Float64 makes the difference from torch's order immaterial.
 class Sum {
  public:
-  void add(const Doubles& values, __mmask16 lanes) {
-    low_ = _mm512_mask_add_pd(low_, static_cast<__mmask8>(lanes), low_, values.low);
-    high_ = _mm512_mask_add_pd(high_, static_cast<__mmask8>(lanes >> 8), high_, values.high);
-  }
+  void add(const Doubles& values, Lanes lanes) { sums_ = ::add(sums_, values, lanes); }
 
-  double total() const { return _mm512_reduce_add_pd(_mm512_add_pd(low_, high_)); }
+  double total() const { return total_of(sums_); }
 
  private:
-  __m512d low_ = _mm512_setzero_pd();
-  __m512d high_ = _mm512_setzero_pd();
+  Doubles sums_{};
 };
 
 // Call `work` for the scores in [first, last), 16 at a time, with the lanes that reach `threshold`. Vectors
@@ -92,10 +72,10 @@ template <typename Work>
 inline void for_scores(const std::vector<float>& scores, int64_t first, int64_t last, float threshold,
                        const Work& work) {
   for (int64_t i = first; i < last; i += kLanes) {
-    const __mmask16 in_range = first_lanes(last - i);
-    const __m512 values = load(scores.data() + i, in_range);
-    const __mmask16 lanes = _mm512_mask_cmp_ps_mask(in_range, values, _mm512_set1_ps(threshold), _CMP_GE_OQ);
-    if (lanes) work(i, values, lanes);
+    const Lanes in_range = first_lanes(last - i);
+    const Floats values = load(scores.data() + i, in_range);
+    const Lanes lanes = in_range & at_least(values, broadcast(threshold));
+    if (any(lanes)) work(i, values, lanes);
   }
 }
 
@@ -109,9 +89,9 @@ class Candidates {
     amounts_.resize(scores.size() + kLanes);
     clear();
     Sum sum;
-    const Doubles ones{_mm512_set1_pd(1), _mm512_set1_pd(1)};
+    const Doubles ones = broadcast(1.0);
     threshold = std::max(threshold, std::numeric_limits<float>::lowest());  // banned tokens have no amount
-    for_scores(scores, 0, scores.size(), threshold, [&](int64_t, __m512 values, __mmask16 lanes) {
+    for_scores(scores, 0, scores.size(), threshold, [&](int64_t, Floats values, Lanes lanes) {
       const Doubles amounts = by_mass ? masses_of(values) : ones;
       sum.add(amounts, lanes);
       push(values, amounts, lanes);
@@ -127,8 +107,8 @@ class Candidates {
   float lowest_within(double limit) {
     double dropped_above = 0;
     while (true) {
-      const float low = _mm512_reduce_min_ps(low_);
-      const float high = _mm512_reduce_max_ps(high_);
+      const float low = smallest_of(low_);
+      const float high = largest_of(high_);
       if (!(low < high)) return high;
       // Between neighbouring floats half may round up to `high`, which would drop nothing.
       const float half = low + (high - low) / 2;
@@ -143,37 +123,29 @@ class Candidates {
  private:
   void clear() {
     size_ = 0;
-    low_ = _mm512_set1_ps(-kBannedScore);
-    high_ = _mm512_set1_ps(kBannedScore);
+    low_ = broadcast(-kBannedScore);
+    high_ = broadcast(kBannedScore);
   }
 
   // Append the candidates in `lanes`. `keep_half` reads and pushes in the same arrays: a candidate never
   // moves to a higher index, so none is overwritten before it is read.
-  void push(__m512 scores, const Doubles& amounts, __mmask16 lanes) {
-    low_ = _mm512_mask_min_ps(low_, lanes, low_, scores);
-    high_ = _mm512_mask_max_ps(high_, lanes, high_, scores);
-    store(scores_.data() + size_, _mm512_maskz_compress_ps(lanes, scores));
-    const __mmask8 low_lanes = static_cast<__mmask8>(lanes);
-    const __mmask8 high_lanes = static_cast<__mmask8>(lanes >> 8);
-    double* target = amounts_.data() + size_;
-    _mm512_storeu_pd(target, _mm512_maskz_compress_pd(low_lanes, amounts.low));
-    _mm512_storeu_pd(target + __builtin_popcount(low_lanes),
-                     _mm512_maskz_compress_pd(high_lanes, amounts.high));
-    size_ += __builtin_popcount(lanes);
+  void push(Floats scores, const Doubles& amounts, Lanes lanes) {
+    low_ = select(lanes, min(low_, scores), low_);
+    high_ = select(lanes, max(high_, scores), high_);
+    compress(scores_.data() + size_, scores, lanes);
+    compress(amounts_.data() + size_, amounts, lanes);
+    size_ += std::popcount(bits(lanes));
   }
 
-  Doubles amounts_at(int64_t i) const {
-    return {_mm512_loadu_pd(amounts_.data() + i), _mm512_loadu_pd(amounts_.data() + i + kLanes / 2)};
-  }
-
-  static __mmask16 lanes_above(float middle, __m512 scores, __mmask16 in_range) {
-    return _mm512_mask_cmp_ps_mask(in_range, scores, _mm512_set1_ps(middle), _CMP_GT_OQ);
+  static Lanes lanes_above(float middle, Floats scores, Lanes in_range) {
+    return in_range & greater(scores, broadcast(middle));
   }
 
   double amount_above(float middle) const {
     Sum sum;
     for (int64_t i = 0; i < size_; i += kLanes) {
-      sum.add(amounts_at(i), lanes_above(middle, load(scores_.data() + i), first_lanes(size_ - i)));
+      sum.add(load(amounts_.data() + i),
+              lanes_above(middle, load(scores_.data() + i), first_lanes(size_ - i)));
     }
     return sum.total();
   }
@@ -183,34 +155,34 @@ class Candidates {
     const int64_t size = size_;
     clear();
     for (int64_t i = 0; i < size; i += kLanes) {
-      const __mmask16 in_range = first_lanes(size - i);
-      const __m512 scores = load(scores_.data() + i);
-      const __mmask16 above = lanes_above(middle, scores, in_range);
-      push(scores, amounts_at(i), is_lower ? in_range & ~above : above);
+      const Lanes in_range = first_lanes(size - i);
+      const Floats scores = load(scores_.data() + i);
+      const Lanes above = lanes_above(middle, scores, in_range);
+      push(scores, load(amounts_.data() + i), is_lower ? without(in_range, above) : above);
     }
   }
 
   std::vector<float> scores_;
   std::vector<double> amounts_;
   int64_t size_ = 0;
-  __m512 low_;  // per lane, the lowest and the highest candidate
-  __m512 high_;
+  Floats low_;  // per lane, the lowest and the highest candidate
+  Floats high_;
 };
 
 // Write each token's score: its logit minus the largest, divided by the temperature.
 template <typename T>
 void write_scores(std::vector<float>& scores, const T* logits, float temperature) {
   const int64_t size = scores.size();
-  __m512 largest = _mm512_set1_ps(kBannedScore);
+  Floats largest = broadcast(kBannedScore);
   for (int64_t i = 0; i < size; i += kLanes) {
-    const __mmask16 lanes = first_lanes(size - i);
-    largest = _mm512_mask_max_ps(largest, lanes, largest, load(logits + i, lanes));
+    const Lanes lanes = first_lanes(size - i);
+    largest = select(lanes, max(largest, load(logits + i, lanes)), largest);
   }
-  largest = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
+  largest = broadcast(largest_of(largest));
   for (int64_t i = 0; i < size; i += kLanes) {
-    const __mmask16 lanes = first_lanes(size - i);
-    const __m512 differences = _mm512_sub_ps(load(logits + i, lanes), largest);
-    store(scores.data() + i, _mm512_div_ps(differences, _mm512_set1_ps(temperature)), lanes);
+    const Lanes lanes = first_lanes(size - i);
+    const Floats differences = load(logits + i, lanes) - largest;
+    store(scores.data() + i, differences / broadcast(temperature), lanes);
   }
 }
 
@@ -241,7 +213,7 @@ int64_t token_at(const std::vector<float>& scores, float threshold, double u) {
   double total = 0;
   for (int64_t first = 0; first < size; first += kSegment) {
     Sum sum;
-    const auto add = [&](int64_t, __m512 values, __mmask16 lanes) { sum.add(masses_of(values), lanes); };
+    const auto add = [&](int64_t, Floats values, Lanes lanes) { sum.add(masses_of(values), lanes); };
     for_scores(scores, first, std::min(first + kSegment, size), threshold, add);
     total += segment_masses.emplace_back(sum.total());
   }
@@ -255,11 +227,11 @@ int64_t token_at(const std::vector<float>& scores, float threshold, double u) {
     first += kSegment;
   }
   int64_t token = 0;
-  const auto advance = [&](int64_t i, __m512 values, __mmask16 lanes) {
+  const auto advance = [&](int64_t i, Floats values, Lanes lanes) {
     double masses[kLanes];
-    masses_of(values).store(masses);
+    store(masses, masses_of(values));
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const bool is_candidate = lanes >> lane & 1;
+      const bool is_candidate = bits(lanes) >> lane & 1;
       if (!is_candidate || masses[lane] == 0 || cumulative > u * total) continue;
       cumulative += masses[lane];
       token = i + lane;

@@ -57,50 +57,22 @@ struct HeadGroup {
   float softcap;  // 0: none
 };
 
-// Return the mask of the first `count` lanes of 32.
-template <bool is_aligned>
-inline __mmask32 first_pairs(int64_t count) {
-  return is_aligned || count >= 32 ? 0xffffffffu : (1u << count) - 1;
+inline Floats multiply_add(Floats sums, Ints left, Ints right, float) {
+  return fmadd(as_floats(left), as_floats(right), sums);
 }
 
-// Load as many elements of a head as fill a vector of `Query<T>`, zeros past its end. `is_aligned`: the width
-// is a multiple of that many, so that no mask is computed.
-template <bool is_aligned>
-inline __m512i load_packed(const float* source, int64_t count) {
-  return _mm512_maskz_loadu_epi32(is_aligned ? 0xffff : first_lanes(count), source);
-}
-
-template <bool is_aligned>
-inline __m512i load_packed(const BFloat16* source, int64_t count) {
-  return _mm512_maskz_loadu_epi16(first_pairs<is_aligned>(count), source);
-}
-
-template <bool is_aligned>
-inline __m512i load_packed(const int16_t* source, int64_t count) {
-  return _mm512_maskz_loadu_epi16(first_pairs<is_aligned>(count), source);
-}
-
-template <bool is_aligned>
-inline __m512i load_packed(const int8_t* source, int64_t count) {
-  return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(first_pairs<is_aligned>(count), source));
-}
-
-inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, float) {
-  return _mm512_fmadd_ps(_mm512_castsi512_ps(left), _mm512_castsi512_ps(right), sums);
-}
-
-inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, BFloat16) {
-  return add_pairs(sums, left, right);
+inline Floats multiply_add(Floats sums, Ints left, Ints right, BFloat16) {
+  return add_pairs(sums, left, right, BFloat16());
 }
 
 // Sums of integers are int32 in the registers of float32 sums. They are exact up to a width of 8,192.
-inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, int16_t) {
-  return _mm512_castsi512_ps(_mm512_dpwssd_epi32(_mm512_castps_si512(sums), left, right));
+inline Floats multiply_add(Floats sums, Ints left, Ints right, int16_t) {
+  return as_floats(add_pairs(as_ints(sums), left, right));
 }
 
 template <typename Q>
-inline __m512 as_floats(__m512 sums) {
-  if constexpr (std::is_same_v<Q, int16_t>) return _mm512_cvtepi32_ps(_mm512_castps_si512(sums));
+inline Floats finished(Floats sums) {
+  if constexpr (std::is_same_v<Q, int16_t>) return to_floats(as_ints(sums));
   return sums;
 }
 
@@ -119,32 +91,10 @@ inline void for_heads(int64_t num_heads, const Work& work) {
 }
 
 // Return the mask of the entries, out of 16, that may be seen.
-inline __mmask16 visible_entries(const float* bias, int64_t count) {
-  const __mmask16 lanes = first_lanes(count);
-  const __m512 values = _mm512_maskz_loadu_ps(lanes, bias);
-  return _mm512_mask_cmp_ps_mask(lanes, values, _mm512_set1_ps(kMaskedBias), _CMP_GT_OQ);
-}
-
-// Return the sums of 16 vectors, one per lane: a transposition that adds at each step. Each vector is added
-// in the same order: neither its lane nor the other vectors change its sum.
-inline __m512 horizontal_sums(const float (&vectors)[kLanes][kLanes]) {
-  __m512 pairs[8];
-  __m512 fours[4];
-  UNROLL for (int64_t i = 0; i < 8; ++i) {
-    const __m512 a = _mm512_load_ps(vectors[2 * i]);
-    const __m512 b = _mm512_load_ps(vectors[2 * i + 1]);
-    pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  }
-  UNROLL for (int64_t i = 0; i < 4; ++i) {
-    const __m512d a = _mm512_castps_pd(pairs[2 * i]);
-    const __m512d b = _mm512_castps_pd(pairs[2 * i + 1]);
-    const __m512 low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-    fours[i] = _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-  }
-  const auto add_halves = [](__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-  };
-  return add_halves(add_halves(fours[0], fours[1]), add_halves(fours[2], fours[3]));
+inline Lanes visible_entries(const float* bias, int64_t count) {
+  const Lanes lanes = first_lanes(count);
+  const Floats values = load(bias, lanes);
+  return lanes & greater(values, broadcast(kMaskedBias));
 }
 
 // Prefetch the 16 entries that are `kPrefetchDistance` after entry `first` of a plane. Past the plane's end
@@ -171,35 +121,33 @@ void score_block(const HeadGroup<T, P>& group, int64_t first, int64_t count, flo
     alignas(64) float partial_sums[tile_heads][kLanes][kLanes];
     for (int64_t e = 0; e < count; ++e) {
       const P* entry_key = group.key + (first + e) * group.width;
-      __m512 sums[tile_heads];
-      UNROLL for (int64_t h = 0; h < tile_heads; ++h) { sums[h] = _mm512_setzero_ps(); }
+      Floats sums[tile_heads];
+      UNROLL for (int64_t h = 0; h < tile_heads; ++h) { sums[h] = Floats{}; }
       for (int64_t d = 0; d < group.width; d += kLanes * kPack<Query<P>>) {
-        const __m512i key = load_packed<is_aligned>(entry_key + d, group.width - d);
+        const Ints key = load_packed<is_aligned>(entry_key + d, group.width - d);
         UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
           const Query<P>* head_query = group.query + (g + h) * group.query_stride;
-          const __m512i query = load_packed<is_aligned>(head_query + d, group.width - d);
+          const Ints query = load_packed<is_aligned>(head_query + d, group.width - d);
           sums[h] = multiply_add(sums[h], query, key, Query<P>());
         }
       }
       UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
-        _mm512_store_ps(partial_sums[h][e], as_floats<Query<P>>(sums[h]));
+        store(partial_sums[h][e], finished<Query<P>>(sums[h]));
       }
     }
     for (int64_t e = count; e < kLanes; ++e) {
-      UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
-        _mm512_store_ps(partial_sums[h][e], _mm512_setzero_ps());
-      }
+      UNROLL for (int64_t h = 0; h < tile_heads; ++h) { store(partial_sums[h][e], Floats{}); }
     }
-    const __mmask16 lanes = first_lanes(count);
+    const Lanes lanes = first_lanes(count);
     for (int64_t h = 0; h < tile_heads; ++h) {
-      Vec row = Vec(horizontal_sums(partial_sums[h])) * Vec(group.scaling);
+      Floats row = horizontal_sums(partial_sums[h]) * broadcast(group.scaling);
       if constexpr (kIsInt8<P>) {
-        row = row * (Vec(load(group.key_scales + first, lanes)) * Vec(group.query_scales[g + h]));
+        row = row * (load(group.key_scales + first, lanes) * broadcast(group.query_scales[g + h]));
       }
-      if (group.softcap > 0) row = Vec(group.softcap) * (row / Vec(group.softcap)).tanh();
-      row = row + Vec(_mm512_maskz_loadu_ps(lanes, group.bias + first));
+      if (group.softcap > 0) row = broadcast(group.softcap) * tanh(row / broadcast(group.softcap));
+      row = row + load(group.bias + first, lanes);
       store(scores + (g + h) * kLanes, row);
-      largest[g + h] = std::max(largest[g + h], _mm512_mask_reduce_max_ps(lanes, row));
+      largest[g + h] = std::max(largest[g + h], largest_of(lanes, row));
     }
   });
 }
@@ -210,26 +158,26 @@ template <bool is_aligned, typename T, typename P>
 void accumulate_values(const HeadGroup<T, P>& group, int64_t first, int64_t count, float* scores,
                        const float* largest, float* totals, float* sums) {
   prefetch_entries(group.value, group.next_key, first, group.num_entries, group.value_width);
-  const __mmask16 lanes = first_lanes(count);
+  const Lanes lanes = first_lanes(count);
   for (int64_t g = 0; g < group.num_heads; ++g) {
     float* row = scores + g * kLanes;
-    const __m512 weights = _mm512_maskz_mov_ps(lanes, (Vec(load(row)) - Vec(largest[g])).exp());
-    totals[g] += _mm512_reduce_add_ps(weights);
-    store(row, kIsInt8<P> ? _mm512_mul_ps(weights, load(group.value_scales + first, lanes)) : weights);
+    const Floats weights = keep(lanes, exp(load(row) - broadcast(largest[g])));
+    totals[g] += total_of(weights);
+    store(row, kIsInt8<P> ? weights * load(group.value_scales + first, lanes) : weights);
   }
   for_heads(group.num_heads, [&](auto heads, int64_t g) {
     constexpr int64_t tile_heads = decltype(heads)::value;
     for (int64_t d = 0; d < group.value_width; d += kLanes) {
-      const __mmask16 lanes = is_aligned ? 0xffff : first_lanes(group.value_width - d);
-      __m512 accumulators[tile_heads];
+      const Lanes lanes = is_aligned ? all_lanes() : first_lanes(group.value_width - d);
+      Floats accumulators[tile_heads];
       UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
         accumulators[h] = load(sums + (g + h) * group.value_width + d, lanes);
       }
       for (int64_t e = 0; e < count; ++e) {
-        const __m512 values = load(group.value + (first + e) * group.value_width + d, lanes);
+        const Floats values = load(group.value + (first + e) * group.value_width + d, lanes);
         UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
-          const __m512 weight = _mm512_set1_ps(scores[(g + h) * kLanes + e]);
-          accumulators[h] = _mm512_fmadd_ps(weight, values, accumulators[h]);
+          const Floats weight = broadcast(scores[(g + h) * kLanes + e]);
+          accumulators[h] = fmadd(weight, values, accumulators[h]);
         }
       }
       UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
@@ -256,7 +204,7 @@ void attend(const HeadGroup<T, P>& group, Stored& stored) {
   const auto for_visible_blocks = [&](const auto& work) {
     for (int64_t e = 0; e < group.num_entries; e += kLanes) {
       const int64_t count = std::min(kLanes, group.num_entries - e);
-      if (visible_entries(group.bias + e, count)) work(e, count, scores + e * num_heads);
+      if (any(visible_entries(group.bias + e, count))) work(e, count, scores + e * num_heads);
     }
   };
   // A sink is a score without a value: it is part of the softmax's largest score and of its total.
@@ -278,41 +226,32 @@ void attend(const HeadGroup<T, P>& group, Stored& stored) {
   stored.add_values(largest, totals, sums);
   for (int64_t g = 0; g < num_heads; ++g) {
     // An idle row sees nothing, and its output is not read: 0, not NaN.
-    const __m512 factor = _mm512_set1_ps(totals[g] > 0 ? 1 / totals[g] : 0.0f);
+    const Floats factor = broadcast(totals[g] > 0 ? 1 / totals[g] : 0.0f);
     for (int64_t d = 0; d < group.value_width; d += kLanes) {
-      const __mmask16 lanes = first_lanes(group.value_width - d);
-      const __m512 values = load(sums + g * group.value_width + d, lanes);
-      store(group.output + g * group.value_width + d, _mm512_mul_ps(values, factor), lanes);
+      const Lanes lanes = first_lanes(group.value_width - d);
+      const Floats values = load(sums + g * group.value_width + d, lanes);
+      store(group.output + g * group.value_width + d, values * factor, lanes);
     }
   }
-}
-
-inline void store(int8_t* target, __m512i integers, __mmask16 lanes) {
-  _mm512_mask_cvtsepi32_storeu_epi8(target, lanes, integers);
-}
-
-inline void store(int16_t* target, __m512i integers, __mmask16 lanes) {
-  _mm512_mask_cvtsepi32_storeu_epi16(target, lanes, integers);
 }
 
 // Round a row to integers; return the scale by which they are to be multiplied.
 template <typename Scale, typename Integer, typename T>
 Scale quantize_row(Integer* integers, const T* row, int64_t width) {
   // A NaN is the largest magnitude of its row, and then its scale: see `quantize` in linear.h.
-  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-  __m512i largest = _mm512_setzero_si512();
+  const Ints magnitude = broadcast(0x7fffffff);
+  Ints largest = Ints{};
   for (int64_t d = 0; d < width; d += kLanes) {
-    const __m512i bits = _mm512_castps_si512(load(row + d, first_lanes(width - d)));
-    largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, magnitude));
+    const Ints bits = as_ints(load(row + d, first_lanes(width - d)));
+    largest = max(largest, bits & magnitude);
   }
-  const Scale scale =
-      std::bit_cast<float>(_mm512_reduce_max_epi32(largest)) / std::numeric_limits<Integer>::max();
-  const __m512 divisor = _mm512_set1_ps(scale);
-  const __mmask16 is_positive = scale > 0 ? 0xffff : 0;
+  const Scale scale = std::bit_cast<float>(largest_of(largest)) / std::numeric_limits<Integer>::max();
+  const Floats divisor = broadcast(scale);
+  const Lanes is_positive = scale > 0 ? all_lanes() : no_lanes();
   for (int64_t d = 0; d < width; d += kLanes) {
-    const __mmask16 lanes = first_lanes(width - d);
-    const __m512 quotients = _mm512_maskz_div_ps(is_positive, load(row + d, lanes), divisor);
-    store(integers + d, _mm512_cvtps_epi32(quotients), lanes);
+    const Lanes lanes = first_lanes(width - d);
+    const Floats quotients = keep(is_positive, load(row + d, lanes) / divisor);
+    store(integers + d, to_ints(quotients), lanes);
   }
   return scale;
 }

@@ -14,58 +14,57 @@ namespace {
 
 constexpr int64_t kBlock = 64;                      // columns of a block; `BLOCK` in kernels.py
 constexpr int64_t kBlockVectors = kBlock / kLanes;  // accumulators of a row
-constexpr int64_t kTileRows = 4;                    // 16 accumulators, with room for weights in 32 registers
+constexpr int64_t kTileRows = 4;                    // of a small batch
 // Bytes between a load and its prefetch. The processor's own prefetcher stops at the end of a 4 KiB page.
 constexpr int64_t kPrefetchDistance = 4096;
 constexpr int64_t kCacheLine = 64;  // bytes
 
 constexpr int64_t round_up(int64_t number, int64_t step) { return (number + step - 1) / step * step; }
 
-inline __m512 multiply_add(__m512 sums, const float* input, __m512i weights) {
-  return _mm512_fmadd_ps(_mm512_set1_ps(*input), _mm512_castsi512_ps(weights), sums);
+// A number from 0 to 15 that weights of 4 bits are unpacked to.
+enum class Level : uint8_t {};
+
+inline Floats multiply_add(Floats sums, const float* input, Ints weights, const void*) {
+  return fmadd(broadcast(*input), as_floats(weights), sums);
 }
 
-inline __m512 multiply_add(__m512 sums, const BFloat16* input, __m512i weights) {
+inline Floats multiply_add(Floats sums, const BFloat16* input, Ints weights, const void*) {
   int32_t pair;
   std::memcpy(&pair, input, sizeof pair);
-  return add_pairs(sums, _mm512_set1_epi32(pair), weights);
+  return add_pairs(sums, broadcast(pair), weights, BFloat16());
 }
 
 // The sums of int8 rows are int32. They travel in the registers and the memory of float32 sums, so that one
 // tile serves all types.
-inline __m512 multiply_add(__m512 sums, const int8_t* input, __m512i weights) {
+template <typename W>
+inline Floats multiply_add(Floats sums, const int8_t* input, Ints weights, const W*) {
   int32_t four;
   std::memcpy(&four, input, sizeof four);
-  return _mm512_castsi512_ps(
-      _mm512_dpbusd_epi32(_mm512_castps_si512(sums), weights, _mm512_set1_epi32(four)));
-}
-
-inline __m512 load(const int8_t* source) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source))));
-}
-
-inline __m512i load_widened(const int8_t* source, float) { return _mm512_castps_si512(load(source)); }
-
-inline __m512i load_widened(const int8_t* source, BFloat16) {
-  return narrow(load(source + kLanes), load(source));
-}
-
-// Load a block's weights for `kPack<T>` inputs.
-template <typename T, typename W>
-inline void load_weights(__m512i (&weights)[kBlockVectors], const W* source, T*) {
-  static_assert(sizeof(T) == sizeof(W));
-  UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
-    weights[v] = _mm512_loadu_si512(source + v * kLanes * kPack<T>);
+  if constexpr (std::is_same_v<W, Level>) {
+    return as_floats(add_fours(as_ints(sums), weights, broadcast(four)));
+  } else {
+    return as_floats(add_weights(as_ints(sums), weights, broadcast(four)));
   }
+}
+
+inline Ints load_widened(const int8_t* source, float) { return as_ints(load(source)); }
+
+inline Ints load_widened(const int8_t* source, BFloat16) { return load_as_bfloat16(source); }
+
+// Load `count` vectors of a block's weights for `kPack<T>` inputs.
+template <int64_t count, typename T, typename W>
+inline void load_weights(Ints (&weights)[count], const W* source, T*) {
+  static_assert(sizeof(T) == sizeof(W));
+  UNROLL for (int64_t v = 0; v < count; ++v) { weights[v] = load_bits(source + v * kLanes * kPack<T>); }
 }
 
 // Widen int8 weights to the rows' type, which holds them exactly. If `widened` is not null, they are also
 // stored there: the rows that follow then skip the conversion.
-template <typename T>
-inline void load_weights(__m512i (&weights)[kBlockVectors], const int8_t* source, T* widened) {
-  UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
+template <int64_t count, typename T>
+inline void load_weights(Ints (&weights)[count], const int8_t* source, T* widened) {
+  UNROLL for (int64_t v = 0; v < count; ++v) {
     weights[v] = load_widened(source + v * kLanes * kPack<T>, T());
-    if (widened != nullptr) _mm512_storeu_si512(widened + v * kLanes * kPack<T>, weights[v]);
+    if (widened != nullptr) store_bits(widened + v * kLanes * kPack<T>, weights[v]);
   }
 }
 
@@ -79,32 +78,38 @@ inline void load_weights(__m512i (&weights)[kBlockVectors], const int8_t* source
 template <int64_t rows, bool prefetches, bool from_zero, typename T, typename W>
 inline void accumulate_tile(float* sums, const T* input, int64_t row_stride, const W* weight,
                             int64_t num_inputs, int64_t input_step, T* widened) {
-  // All accumulators stay in registers over the whole loop: each weight is loaded once for all rows, and each
-  // input is broadcast once for all 64 columns.
-  __m512 accumulators[rows][kBlockVectors];
-  UNROLL for (int64_t r = 0; r < rows; ++r) {
-    UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
-      accumulators[r][v] = from_zero ? _mm512_setzero_ps() : load(sums + r * kBlock + v * kLanes);
-    }
-  }
-  for (int64_t k = 0; k < num_inputs; k += kPack<T>, input += input_step) {
-    __m512i weights[kBlockVectors];
-    if constexpr (prefetches) {
-      const char* ahead = reinterpret_cast<const char*>(weight + k * kBlock) + kPrefetchDistance;
-      UNROLL for (int64_t n = 0; n < kBlock * kPack<T> * int64_t{sizeof(W)}; n += kCacheLine) {
-        _mm_prefetch(ahead + n, _MM_HINT_T1);
-      }
-    }
-    load_weights(weights, weight + k * kBlock, widened == nullptr ? nullptr : widened + k * kBlock);
+  // Accumulators stay in registers over the loop: each weight is loaded once for all rows, and each input is
+  // broadcast once for all columns.
+  constexpr int64_t count = kVectorsAtOnce<rows>;
+  UNROLL for (int64_t first = 0; first < kBlockVectors; first += count) {
+    const int64_t column = first * kLanes;
+    const T* inputs = input;
+    Floats accumulators[rows][count];
     UNROLL for (int64_t r = 0; r < rows; ++r) {
-      UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
-        accumulators[r][v] = multiply_add(accumulators[r][v], input + r * row_stride, weights[v]);
+      UNROLL for (int64_t v = 0; v < count; ++v) {
+        accumulators[r][v] = from_zero ? Floats{} : load(sums + r * kBlock + column + v * kLanes);
       }
     }
-  }
-  UNROLL for (int64_t r = 0; r < rows; ++r) {
-    UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
-      store(sums + r * kBlock + v * kLanes, accumulators[r][v]);
+    for (int64_t k = 0; k < num_inputs; k += kPack<T>, inputs += input_step) {
+      if (prefetches && first == 0) {
+        const char* ahead = reinterpret_cast<const char*>(weight + k * kBlock) + kPrefetchDistance;
+        UNROLL for (int64_t n = 0; n < kBlock * kPack<T> * int64_t{sizeof(W)}; n += kCacheLine) {
+          _mm_prefetch(ahead + n, _MM_HINT_T1);
+        }
+      }
+      Ints weights[count];
+      const int64_t place = k * kBlock + column * kPack<T>;
+      load_weights(weights, weight + place, widened == nullptr ? nullptr : widened + place);
+      UNROLL for (int64_t r = 0; r < rows; ++r) {
+        UNROLL for (int64_t v = 0; v < count; ++v) {
+          accumulators[r][v] = multiply_add(accumulators[r][v], inputs + r * row_stride, weights[v], weight);
+        }
+      }
+    }
+    UNROLL for (int64_t r = 0; r < rows; ++r) {
+      UNROLL for (int64_t v = 0; v < count; ++v) {
+        store(sums + r * kBlock + column + v * kLanes, accumulators[r][v]);
+      }
     }
   }
 }

@@ -63,13 +63,13 @@ inline BFloat16 quantize_codes(uint8_t* codes, const float* row, int64_t width) 
 }
 
 // exp(x) of x ≤ 0, with a relative error below 1e-3: enough for weights by which nothing but a choice is made.
-inline __m512 rough_exp(__m512 x) {
-  const __m512 power = _mm512_max_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _mm512_set1_ps(-126.0f));
-  const __m512 whole = _mm512_roundscale_ps(power, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 part = _mm512_sub_ps(power, whole);
-  __m512 sum = _mm512_fmadd_ps(part, _mm512_set1_ps(0.05550411f), _mm512_set1_ps(0.24022651f));
-  sum = _mm512_fmadd_ps(part, sum, _mm512_set1_ps(0.69314718f));
-  return _mm512_scalef_ps(_mm512_fmadd_ps(part, sum, _mm512_set1_ps(1.0f)), whole);
+inline Floats rough_exp(Floats x) {
+  const Floats power = max(x * broadcast(1.44269504f), broadcast(-126.0f));
+  const Floats whole = nearest(power);
+  const Floats part = power - whole;
+  Floats sum = fmadd(part, broadcast(0.05550411f), broadcast(0.24022651f));
+  sum = fmadd(part, sum, broadcast(0.69314718f));
+  return scale_by_powers(fmadd(part, sum, broadcast(1.0f)), whole);
 }
 
 // The stores of all slots.
@@ -164,19 +164,19 @@ class StoredTokens {
     }
     for (int64_t h = 0; h < num_heads_; ++h) {
       float* weights = scratch.chosen.data() + h * num_chosen_;
-      __m512 total = _mm512_setzero_ps();
-      __m512 middle = _mm512_setzero_ps();
+      Floats total = Floats{};
+      Floats middle = Floats{};
       for (int64_t i = 0; i < num_chosen_; i += kLanes) {
-        const __mmask16 lanes = first_lanes(num_chosen_ - i);
-        const Vec scores = Vec(_mm512_maskz_loadu_ps(lanes, weights + i));
-        const __m512 own = _mm512_maskz_mov_ps(lanes, (scores - Vec(largest[h])).exp());
-        total = _mm512_add_ps(total, own);
-        const __m512 scaled = _mm512_maskz_mul_ps(lanes, own, load(&scratch.steps[i]));
-        middle = _mm512_add_ps(middle, scaled);
+        const Lanes lanes = first_lanes(num_chosen_ - i);
+        const Floats scores = load(weights + i, lanes);
+        const Floats own = keep(lanes, exp(scores - broadcast(largest[h])));
+        total = total + own;
+        const Floats scaled = keep(lanes, own * load(&scratch.steps[i]));
+        middle = middle + scaled;
         store(weights + i, scaled, lanes);
       }
-      totals[h] += _mm512_reduce_add_ps(total);
-      scratch.middles[h] = kMiddle * _mm512_reduce_add_ps(middle);
+      totals[h] += total_of(total);
+      scratch.middles[h] = kMiddle * total_of(middle);
     }
     for (int64_t h = 0; h < num_heads_; h += kTileRows) {
       switch (num_heads_ - h) {
@@ -258,37 +258,37 @@ class StoredTokens {
   template <int64_t heads>
   void score_heads(Scratch& scratch, int64_t first, const float* factors, const int32_t* query_sums,
                    float softcap) const {
-    const __m512i low_half = _mm512_set1_epi8(15);
+    const Ints low_half = broadcast(0x0f0f0f0f);
     const int8_t* queries = &scratch.queries[first * width_];
     const auto four = [&](int64_t head, int64_t d) {
       int32_t numbers;
       std::memcpy(&numbers, queries + head * width_ + d, sizeof numbers);
-      return _mm512_set1_epi32(numbers);
+      return broadcast(numbers);
     };
     for (int64_t e = 0; e < num_stored_; e += kStoredBlock) {
       const uint8_t* codes = key_codes_ + e * width_ / 2;
-      __m512i low_sums[heads];
-      __m512i high_sums[heads];
-      UNROLL for (int64_t h = 0; h < heads; ++h) { low_sums[h] = high_sums[h] = _mm512_setzero_si512(); }
+      Ints low_sums[heads];
+      Ints high_sums[heads];
+      UNROLL for (int64_t h = 0; h < heads; ++h) { low_sums[h] = high_sums[h] = Ints{}; }
       for (int64_t d = 0; d < width_; d += kStoredTogether, codes += kCacheLine) {
         _mm_prefetch(reinterpret_cast<const char*>(codes) + kPrefetchDistance, _MM_HINT_T1);
-        const __m512i packed = _mm512_loadu_si512(codes);
-        const __m512i low = _mm512_and_si512(packed, low_half);
-        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), low_half);
+        const Ints packed = load_bits(codes);
+        const Ints low = packed & low_half;
+        const Ints high = shift_right<4>(packed) & low_half;
         UNROLL for (int64_t h = 0; h < heads; ++h) {
-          low_sums[h] = _mm512_dpbusd_epi32(low_sums[h], low, four(h, d));
-          high_sums[h] = _mm512_dpbusd_epi32(high_sums[h], high, four(h, d + 4));
+          low_sums[h] = add_fours(low_sums[h], low, four(h, d));
+          high_sums[h] = add_fours(high_sums[h], high, four(h, d + 4));
         }
       }
-      const __m512 steps = load(key_steps_ + e);
-      const __mmask16 lanes = first_lanes(num_stored_ - e);
+      const Floats steps = load(key_steps_ + e);
+      const Lanes lanes = first_lanes(num_stored_ - e);
       UNROLL for (int64_t h = 0; h < heads; ++h) {
-        const __m512 sums = _mm512_cvtepi32_ps(_mm512_add_epi32(low_sums[h], high_sums[h]));
-        const __m512 products = _mm512_sub_ps(sums, _mm512_set1_ps(kMiddle * query_sums[h]));
-        Vec row = Vec(_mm512_mul_ps(products, steps)) * Vec(factors[h]);
-        if (softcap > 0) row = Vec(softcap) * (row / Vec(softcap)).tanh();
-        const __m512 lowest = _mm512_set1_ps(std::numeric_limits<float>::lowest());
-        store(&scratch.scores[(first + h) * padded_ + e], _mm512_mask_mov_ps(lowest, lanes, row));
+        const Floats sums = to_floats(low_sums[h] + high_sums[h]);
+        const Floats products = sums - broadcast(kMiddle * query_sums[h]);
+        Floats row = products * steps * broadcast(factors[h]);
+        if (softcap > 0) row = broadcast(softcap) * tanh(row / broadcast(softcap));
+        const Floats lowest = broadcast(std::numeric_limits<float>::lowest());
+        store(&scratch.scores[(first + h) * padded_ + e], select(lanes, row, lowest));
       }
     }
   }
@@ -307,9 +307,8 @@ class StoredTokens {
     const float bound = lower_bound(scratch.strengths.data());
     candidates.clear();
     for (int64_t e = 0; e < num_stored_; e += kLanes) {
-      const __m512 strengths = load(&scratch.strengths[e]);
-      uint32_t better = _mm512_cmp_ps_mask(strengths, _mm512_set1_ps(bound), _CMP_GE_OQ);
-      better &= first_lanes(num_stored_ - e);
+      const Floats strengths = load(&scratch.strengths[e]);
+      uint32_t better = bits(first_lanes(num_stored_ - e) & at_least(strengths, broadcast(bound)));
       for (; better != 0; better &= better - 1) {
         const int64_t entry = e + __builtin_ctz(better);
         candidates.push_back({scratch.strengths[entry], static_cast<int32_t>(entry)});
@@ -321,30 +320,30 @@ class StoredTokens {
   // Raise each entry's strength to the logarithm of its share of a head's attention.
   void raise_strengths(Scratch& scratch, int64_t head) const {
     const float* scores = &scratch.scores[head * padded_];
-    __m512 largest = load(scores);
-    for (int64_t e = kLanes; e < padded_; e += kLanes) largest = _mm512_max_ps(largest, load(scores + e));
-    const float most = _mm512_reduce_max_ps(largest);
-    __m512 totals = _mm512_setzero_ps();
+    Floats largest = load(scores);
+    for (int64_t e = kLanes; e < padded_; e += kLanes) largest = max(largest, load(scores + e));
+    const float most = largest_of(largest);
+    Floats totals = Floats{};
     for (int64_t e = 0; e < padded_; e += kLanes) {
-      totals = _mm512_add_ps(totals, rough_exp(_mm512_sub_ps(load(scores + e), _mm512_set1_ps(most))));
+      totals = totals + rough_exp(load(scores + e) - broadcast(most));
     }
-    const __m512 offset = _mm512_set1_ps(most + std::log(_mm512_reduce_add_ps(totals)));
-    const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    const Floats offset = broadcast(most + std::log(total_of(totals)));
+    const Floats lowest = broadcast(-std::numeric_limits<float>::infinity());
     float* strengths = scratch.strengths.data();
     for (int64_t e = 0; e < padded_; e += kLanes) {
-      __m512 share = _mm512_sub_ps(load(scores + e), offset);
+      Floats share = load(scores + e) - offset;
       // A NaN has no place in an order.
-      share = _mm512_mask_mov_ps(lowest, _mm512_cmp_ps_mask(share, share, _CMP_ORD_Q), share);
-      store(strengths + e, head == 0 ? share : _mm512_max_ps(load(strengths + e), share));
+      share = select(are_numbers(share), share, lowest);
+      store(strengths + e, head == 0 ? share : max(load(strengths + e), share));
     }
   }
 
   // Return a strength that at least `num_chosen_` entries have, and few more unless many are equal.
   float lower_bound(const float* strengths) const {
-    __m512 most = load(strengths);
-    for (int64_t e = kLanes; e < padded_; e += kLanes) most = _mm512_max_ps(most, load(strengths + e));
+    Floats most = load(strengths);
+    for (int64_t e = kLanes; e < padded_; e += kLanes) most = max(most, load(strengths + e));
     // Shares are at most 1, and one below e^-64 is next to nothing: then the oldest tokens will do.
-    float above = std::nextafter(_mm512_reduce_max_ps(most), 1.0f);
+    float above = std::nextafter(largest_of(most), 1.0f);
     float bound = above - kWeakest;
     if (!(above > -kWeakest) || num_stronger(strengths, bound) < num_chosen_) {
       return -std::numeric_limits<float>::infinity();
@@ -362,8 +361,8 @@ class StoredTokens {
   int64_t num_stronger(const float* strengths, float bound) const {
     int64_t count = 0;
     for (int64_t e = 0; e < padded_; e += kLanes) {
-      const __mmask16 stronger = _mm512_cmp_ps_mask(load(strengths + e), _mm512_set1_ps(bound), _CMP_GE_OQ);
-      count += std::popcount(static_cast<uint32_t>(stronger));
+      const Lanes stronger = at_least(load(strengths + e), broadcast(bound));
+      count += std::popcount(bits(stronger));
     }
     return count;
   }
@@ -374,26 +373,26 @@ class StoredTokens {
     const int64_t half = value_width_ / 2;
     const float* weights = scratch.chosen.data() + first * num_chosen_;
     for (int64_t d = 0; d < half; d += kLanes) {
-      const __mmask16 lanes = first_lanes(half - d);
-      __m512 low_sums[heads];
-      __m512 high_sums[heads];
-      UNROLL for (int64_t h = 0; h < heads; ++h) { low_sums[h] = high_sums[h] = _mm512_setzero_ps(); }
+      const Lanes lanes = first_lanes(half - d);
+      Floats low_sums[heads];
+      Floats high_sums[heads];
+      UNROLL for (int64_t h = 0; h < heads; ++h) { low_sums[h] = high_sums[h] = Floats{}; }
       for (int64_t i = 0; i < num_chosen_; ++i) {
         const uint8_t* codes = value_codes_ + scratch.candidates[i].entry * half + d;
-        const __m512i packed = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(lanes, codes));
-        const __m512 low = _mm512_cvtepi32_ps(_mm512_and_si512(packed, _mm512_set1_epi32(15)));
-        const __m512 high = _mm512_cvtepi32_ps(_mm512_srli_epi32(packed, 4));
+        const Ints packed = load_bytes(codes, lanes);
+        const Floats low = to_floats(packed & broadcast(15));
+        const Floats high = to_floats(shift_right<4>(packed));
         UNROLL for (int64_t h = 0; h < heads; ++h) {
-          const __m512 weight = _mm512_set1_ps(weights[h * num_chosen_ + i]);
-          low_sums[h] = _mm512_fmadd_ps(weight, low, low_sums[h]);
-          high_sums[h] = _mm512_fmadd_ps(weight, high, high_sums[h]);
+          const Floats weight = broadcast(weights[h * num_chosen_ + i]);
+          low_sums[h] = fmadd(weight, low, low_sums[h]);
+          high_sums[h] = fmadd(weight, high, high_sums[h]);
         }
       }
       UNROLL for (int64_t h = 0; h < heads; ++h) {
         float* target = scratch.rotated.data() + (first + h) * value_width_ + d;
-        const __m512 middle = _mm512_set1_ps(scratch.middles[first + h]);
-        store(target, _mm512_sub_ps(low_sums[h], middle), lanes);
-        store(target + half, _mm512_sub_ps(high_sums[h], middle), lanes);
+        const Floats middle = broadcast(scratch.middles[first + h]);
+        store(target, low_sums[h] - middle, lanes);
+        store(target + half, high_sums[h] - middle, lanes);
       }
     }
   }

@@ -32,34 +32,33 @@ struct ObservationWindow {
 
 // Return the scores of 16 queries for an entry after the softcap, and `kMaskedScore` for those without sight.
 template <typename T>
-inline __m512 masked_scores(const float* scores, int64_t entry, __m512i last_seen,
+inline Floats masked_scores(const float* scores, int64_t entry, Ints last_seen,
                             const ObservationWindow<T>& window) {
-  __m512 row = load(scores);
+  Floats row = load(scores);
   if (window.softcap > 0) {
-    row = Vec(window.softcap) * (Vec(row) * Vec(window.scaling) / Vec(window.softcap)).tanh();
+    row = broadcast(window.softcap) * tanh(row * broadcast(window.scaling) / broadcast(window.softcap));
   }
-  const __mmask16 visible =
-      _mm512_cmple_epi32_mask(_mm512_set1_epi32(static_cast<int32_t>(entry)), last_seen);
-  return _mm512_mask_mov_ps(_mm512_set1_ps(kMaskedScore), visible, row);
+  const Lanes visible = at_least(last_seen, broadcast(static_cast<int32_t>(entry)));
+  return select(visible, row, broadcast(kMaskedScore));
 }
 
 // Replace the scores [entry, 16] of 16 queries by the weights of their softmax, and return the weights' sums.
 template <typename T>
-inline __m512 exponentiate_scores(float* scores, int64_t num_entries, __m512i last_seen,
+inline Floats exponentiate_scores(float* scores, int64_t num_entries, Ints last_seen,
                                   const ObservationWindow<T>& window) {
-  const __m512 factor = _mm512_set1_ps(window.softcap > 0 ? kLog2e : window.scaling * kLog2e);
-  __m512 largest = _mm512_set1_ps(kLowestScore);
-  __m512 total = _mm512_setzero_ps();
+  const Floats factor = broadcast(window.softcap > 0 ? kLog2e : window.scaling * kLog2e);
+  Floats largest = broadcast(kLowestScore);
+  Floats total = Floats{};
   for (int64_t e = 0; e < num_entries; ++e) {
-    const __m512 row = masked_scores(scores + e * kBlock, window.first + e, last_seen, window);
-    largest = _mm512_max_ps(largest, row);
+    const Floats row = masked_scores(scores + e * kBlock, window.first + e, last_seen, window);
+    largest = max(largest, row);
     store(scores + e * kBlock, row);
   }
-  largest = _mm512_mul_ps(largest, factor);
+  largest = largest * factor;
   for (int64_t e = 0; e < num_entries; ++e) {
-    const __m512 exponent = _mm512_fmsub_ps(load(scores + e * kBlock), factor, largest);
-    const __m512 weights = power_of_two<float>(exponent);
-    total = _mm512_add_ps(total, weights);
+    const Floats exponent = fmsub(load(scores + e * kBlock), factor, largest);
+    const Floats weights = power_of_two<float>(exponent);
+    total = total + weights;
     store(scores + e * kBlock, weights);
   }
   return total;
@@ -84,25 +83,22 @@ void vote(Tiles& tiles, const ObservationWindow<T>& window, int64_t begin, float
   pack_queries(queries, window.query + begin * window.query_stride, window.query_stride, count, window.width);
   multiply_keys(tiles, window.has_tiles, scores, window.key + window.first * window.key_stride,
                 window.key_stride, queries, window.width, num_entries);
-  __m512 vote_factors[kBlockVectors];  // a query's strength over its weights' sum; 0 for one without sight
+  Floats vote_factors[kBlockVectors];  // a query's strength over its weights' sum; 0 for one without sight
   for (int64_t v = 0; v < num_vectors; ++v) {
-    const __m512i last = _mm512_loadu_si512(last_seen + v * kLanes);
-    const __m512 totals = exponentiate_scores(scores + v * kLanes, num_entries, last, window);
-    const __mmask16 has_sight =
-        _mm512_cmpge_epi32_mask(last, _mm512_set1_epi32(static_cast<int32_t>(window.first)));
-    const __m512 strength = load(window.strength + begin + v * kLanes, first_lanes(count - v * kLanes));
-    vote_factors[v] = _mm512_maskz_div_ps(has_sight, strength, totals);
+    const Ints last = load_bits(last_seen + v * kLanes);
+    const Floats totals = exponentiate_scores(scores + v * kLanes, num_entries, last, window);
+    const Lanes has_sight = at_least(last, broadcast(static_cast<int32_t>(window.first)));
+    const Floats strength = load(window.strength + begin + v * kLanes, first_lanes(count - v * kLanes));
+    vote_factors[v] = keep(has_sight, strength / totals);
   }
   for (int64_t e = 0; e < num_entries; ++e) {
-    __m512 lane_votes = _mm512_setzero_ps();
+    Floats lane_votes = Floats{};
     for (int64_t v = 0; v < num_vectors; ++v) {
-      const __m512 attention = _mm512_mul_ps(load(scores + e * kBlock + v * kLanes), vote_factors[v]);
-      lane_votes =
-          window.is_sum ? _mm512_add_ps(lane_votes, attention) : _mm512_max_ps(lane_votes, attention);
+      const Floats attention = load(scores + e * kBlock + v * kLanes) * vote_factors[v];
+      lane_votes = window.is_sum ? lane_votes + attention : max(lane_votes, attention);
     }
     float& votes = window.votes[window.first + e];
-    votes = window.is_sum ? votes + _mm512_reduce_add_ps(lane_votes)
-                          : std::max(votes, _mm512_reduce_max_ps(lane_votes));
+    votes = window.is_sum ? votes + total_of(lane_votes) : std::max(votes, largest_of(lane_votes));
   }
 }
 

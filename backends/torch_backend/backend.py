@@ -139,7 +139,7 @@ class TorchBackend:
         if lacks_interfaces(for_compiling=False) or not config.compile:
             return None
         if not kernels_are_supported():
-            logger.warning("decode runs uncompiled: this processor lacks AVX-512 with VNNI")
+            logger.warning("decode runs uncompiled: this processor lacks AVX2 with FMA")
             return None
         pools = () if config.is_draft else self.pools
         return CompiledCode(

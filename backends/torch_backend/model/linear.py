@@ -77,15 +77,15 @@ class ReorderedLinear(nn.Module):
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._kernels = kernels
         self._num_outputs = weight.shape[0]
-        self._weight: Tensor | None = onednn.reorder(weight, _ROWS)
-        self._plain: Tensor | None = None
-        packed = packed_weight(self._weight, weight)
+        reordered = onednn.reorder(weight, _ROWS) if onednn.supports(weight.dtype) else None
+        packed = None if reordered is None else packed_weight(reordered, weight)
         must_pack = packed is None and takes_weight(weight)
         if must_pack:
-            self._weight = None
-            self._plain = weight
+            reordered = None
             blocks = in_blocks(weight, weight.dtype)
             packed = torch.empty_like(blocks, memory_format=torch.contiguous_format)
+        self._weight = reordered
+        self._plain = weight if reordered is None else None
         self.register_buffer("packed", packed, persistent=False)
         self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
         if must_pack:
@@ -93,7 +93,8 @@ class ReorderedLinear(nn.Module):
 
     @staticmethod
     def fits(linear: nn.Linear) -> bool:
-        return linear.weight.device.type == "cpu" and onednn.supports(linear.weight.dtype)
+        weight = linear.weight
+        return weight.device.type == "cpu" and (onednn.supports(weight.dtype) or takes_weight(weight))
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self._kernels.are_used and self.packed is not None:

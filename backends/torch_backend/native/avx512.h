@@ -1,4 +1,4 @@
-// Vectors of 16 lanes, for processors with AVX-512 and its VNNI.
+// Vectors of 16 lanes, for processors with AVX-512 and its VNNI. avx2.h has the same for other processors.
 
 #pragma once
 

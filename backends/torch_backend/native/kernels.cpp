@@ -1,4 +1,4 @@
-// The operators that kernels.py declares, for x86 processors with AVX-512 and its VNNI.
+// The operators that kernels.py declares, for x86 processors with AVX2 or more.
 //
 // Each reads its large operand at the memory's bandwidth, or multiplies near the processor's peak. All are
 // batch invariant: a row's result does not depend on the other rows.

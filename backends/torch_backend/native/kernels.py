@@ -26,22 +26,28 @@ STEPS = 16  # of a zero point in a level; `kPerZeroPoint` in groups.h
 GROUP_BYTES = GROUP * BLOCK // 2 + 3 * BLOCK  # of a block; the size of `Group` in groups.h
 
 _DTYPES = (torch.float32, torch.bfloat16)
-FLAGS = (
-    "-std=c++20",
-    "-O3",
-    "-fopenmp",
-    "-fPIC",
-    "-shared",
-    "-DCPU_CAPABILITY=AVX512",
-    "-DCPU_CAPABILITY_AVX512",
-)
+FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-shared")
 
-# The instruction sets that the kernels can be built for, the best first: torch's name of the newest of their
-# instructions, and the compiler's flag. The last one computes in bfloat16 by float32.
+
+class InstructionSet(NamedTuple):
+    """A set of instructions that the kernels can be built for."""
+
+    needs: tuple[str, ...]  # torch's names of the newest of the instructions
+    architecture: str  # the compiler's flag
+    vectors: str  # torch's name of the vectors
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The compiler's flags for torch's headers."""
+        return (f"-DCPU_CAPABILITY={self.vectors}", f"-DCPU_CAPABILITY_{self.vectors}")
+
+
+# The best first. The last two compute in bfloat16 by float32.
 INSTRUCTION_SETS = {
-    "amx_bf16": "-march=sapphirerapids",
-    "avx512_bf16": "-march=cooperlake",
-    "avx512_vnni": "-march=cascadelake",
+    "amx_bf16": InstructionSet(("amx_bf16",), "-march=sapphirerapids", "AVX512"),
+    "avx512_bf16": InstructionSet(("avx512_bf16",), "-march=cooperlake", "AVX512"),
+    "avx512_vnni": InstructionSet(("avx512_vnni",), "-march=cascadelake", "AVX512"),
+    "avx2": InstructionSet(("avx2", "fma3"), "-march=haswell", "AVX2"),
 }
 
 _library = torch.library.Library("snapserve", "DEF")  # type: ignore[no-untyped-call]
@@ -162,12 +168,13 @@ class Kernels:
 
 def instruction_set() -> str | None:
     """Return the best of `INSTRUCTION_SETS` that this processor has, if it has one."""
-    capabilities = torch.cpu.get_capabilities()
-    return next((name for name in INSTRUCTION_SETS if capabilities.get(name)), None)
+    has = torch.cpu.get_capabilities()
+    names = (name for name, each in INSTRUCTION_SETS.items() if all(has.get(need) for need in each.needs))
+    return next(names, None)
 
 
 def kernels_are_supported() -> bool:
-    """Return whether this processor has the instructions of the kernels: AVX-512 with VNNI."""
+    """Return whether this processor has the instructions of the kernels: at least AVX2 with FMA."""
     return instruction_set() is not None
 
 
@@ -176,18 +183,21 @@ def sources() -> list[str]:
     return [path.read_text() for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")))]
 
 
-def build_kernels(target: Path, architecture: str = "-march=native") -> None:
-    """Compile the kernels into the shared library `target`, by default for this processor. Takes about 10 s.
+def build_kernels(target: Path, name: str | None = None) -> None:
+    """Compile the kernels into the shared library `target`. Takes about 10 s.
 
+    `name` is one of `INSTRUCTION_SETS`, by default this processor's best one with all that it has besides.
     Raises OSError without a compiler, and CalledProcessError when the compilation fails.
     """
+    instructions = INSTRUCTION_SETS[name or instruction_set() or "avx2"]
     torch_folder = Path(torch.__file__).parent
     libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
     partial = target.with_suffix(f".{os.getpid()}")  # renamed at the end: no process loads half a library
     command = [
         os.environ.get("CXX", "g++"),
-        architecture,
+        "-march=native" if name is None else instructions.architecture,
         *FLAGS,
+        *instructions.flags,
         f"-I{torch_folder / 'include'}",
         str(SOURCES / "kernels.cpp"),
         *libraries,

@@ -38,12 +38,13 @@ def build_all(folder: Path) -> Mapping[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     libraries = {name: folder / _file_name(name) for name in INSTRUCTION_SETS}
     for name, path in libraries.items():
-        build_kernels(path, INSTRUCTION_SETS[name])
+        build_kernels(path, name)
     return libraries
 
 
 def _file_name(name: str) -> str:
-    parts = (torch.__version__, *FLAGS, INSTRUCTION_SETS[name], *sources())
+    instructions = INSTRUCTION_SETS[name]
+    parts = (torch.__version__, *FLAGS, instructions.architecture, *instructions.flags, *sources())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"{name}-{digest[:16]}.so"
 

@@ -29,7 +29,11 @@ using at::Tensor;
 
 }  // namespace
 
+#ifdef __AVX512VNNI__
 #include "avx512.h"
+#else
+#include "avx2.h"
+#endif
 
 namespace {
 

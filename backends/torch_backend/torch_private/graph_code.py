@@ -17,7 +17,7 @@ OPTIONS = {
     # A process that only loads a graph would precompile the headers too, for ten seconds, before torch finds
     # that nothing is left to compile.
     "cpp_cache_precompile_headers": False,
-    # Code is compiled only with the kernels, which need AVX-512. So torch need not spend seconds to find
+    # Code is compiled only with the kernels, which need AVX2. So torch need not spend seconds to find
     # whether the compiler knows it.
     "cpp.vec_isa_ok": True,
 }

@@ -129,7 +129,7 @@ def test_a_backend_that_compiles_nothing_imports_no_compiler(checkpoint: Path) -
     assert "backends.torch_backend.compiled.fusion" not in start.modules
 
 
-@pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
+@pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 @pytest.mark.parametrize(
     ("removed", "named"),
     [(OPERATORS, "torch.ops.mkldnn._reorder_linear_weight"), (COMPILER, "torch._dynamo.source")],

@@ -39,7 +39,7 @@ from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.kernels import copy_kernels
 from tests.backends.oracle import random_prompt
 
-pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 
 POLICY = PolicyOptions(num_sink=4, num_recent=30, num_kept=20, scorer=WindowScorer(observation_window=4))
 CONSTANT = torch.ones(4)

@@ -19,7 +19,7 @@ from backends.torch_backend.native.kernels import (
     slot_attention,
 )
 
-pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS, HIDDEN, GATED, HEADS, KV_HEADS, ENTRIES = 5, 96, 192, 4, 2, 40

@@ -14,9 +14,7 @@ from backends.torch_backend.model.quantized_linear import quantize
 from backends.torch_backend.native.kernels import Kernels, kernels_are_supported, load_kernels
 from tests.backends.families import model_class, tiny_config
 
-needs_kernels = pytest.mark.skipif(
-    not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI"
-)
+needs_kernels = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 
 # Neither the inner size nor, in one case, the width is whole blocks.
 FAMILIES: list[tuple[str, dict[str, Any]]] = [

@@ -18,9 +18,7 @@ from backends.torch_backend.model.quantized_linear import QuantizedLinear
 from backends.torch_backend.native.kernels import GROUP, Kernels, kernels_are_supported, load_kernels
 from tests.backends.checkpoints import load_oracle, save_checkpoint
 
-needs_kernels = pytest.mark.skipif(
-    not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI"
-)
+needs_kernels = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 
 

@@ -28,9 +28,7 @@ from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
 from tests.backends.oracle import assert_same_logprobs, continue_greedily, random_prompt
 
-needs_kernels = pytest.mark.skipif(
-    not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI"
-)
+needs_kernels = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 
 DTYPES = [torch.float32, torch.bfloat16]
 KINDS = [QuantizedLinear, QuantizedProduct]

@@ -9,7 +9,7 @@ import torch
 
 from backends.torch_backend.native.kernels import kernels_are_supported, load_kernels
 
-pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 
 
 @pytest.fixture(scope="module", autouse=True)

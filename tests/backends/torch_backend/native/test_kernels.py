@@ -29,7 +29,7 @@ from cache.quantization import dequantize, quantize
 from cache.scoring import Window, reduced_attention
 from tests.pairs import pairwise_cases
 
-pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -114,7 +114,7 @@ def test_a_weight_that_onednn_lays_out_otherwise_is_packed_when_kernels_are_used
 
 
 @torch.inference_mode()
-def test_weights_of_unpaired_inputs_are_multiplied_by_onednn() -> None:
+def test_weights_of_unpaired_inputs_are_multiplied_without_the_kernel() -> None:
     layer = nn.Linear(33, 64, dtype=torch.bfloat16)  # 33 inputs are no pairs
     reordered = ReorderedLinear([layer], Kernels(are_used=True))
     assert reordered.packed is None

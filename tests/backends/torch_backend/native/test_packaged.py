@@ -14,7 +14,6 @@ from backends.torch_backend.native.kernels import (
     INSTRUCTION_SETS,
     build_kernels,
     instruction_set,
-    kernels_are_supported,
 )
 from backends.torch_backend.native.packaged import build_all, packaged_kernels
 from tests.paths import ROOT
@@ -27,16 +26,17 @@ def processor_with(*names: str) -> Mapping[str, bool]:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_bf16"), "amx_bf16"),
+        (("avx2", "fma3", "avx512_vnni", "avx512_bf16", "amx_bf16"), "amx_bf16"),
         (("avx2", "avx512_f", "avx512_vnni", "avx512_bf16"), "avx512_bf16"),
         (("avx2", "avx512_f", "avx512_vnni"), "avx512_vnni"),
-        (("avx2", "avx512_f"), None),
+        (("avx2", "fma3", "avx512_f"), "avx2"),
+        (("avx2",), None),
     ],
 )
 def test_the_best_library_of_the_processor_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], expected: str | None
 ) -> None:
-    monkeypatch.setattr(packaged, "build_kernels", lambda path, _flag: path.touch())
+    monkeypatch.setattr(packaged, "build_kernels", lambda path, _name: path.touch())
     libraries = build_all(tmp_path)
     assert set(libraries) == set(INSTRUCTION_SETS)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor_with(*names))
@@ -46,11 +46,16 @@ def test_the_best_library_of_the_processor_is_used(
     assert packaged_kernels(tmp_path) is None, "a library fits only the torch that it was built with"
 
 
+def sets_without_bfloat16() -> list[str]:
+    has = torch.cpu.get_capabilities()
+    return [name for name in ("avx512_vnni", "avx2") if all(map(has.get, INSTRUCTION_SETS[name].needs))]
+
+
 @pytest.mark.long
-@pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
-def test_kernels_without_bfloat16_instructions_pass_the_same_tests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sets_without_bfloat16())
+def test_kernels_without_bfloat16_instructions_pass_the_same_tests(name: str, tmp_path: Path) -> None:
     library = tmp_path / "kernels.so"
-    build_kernels(library, INSTRUCTION_SETS["avx512_vnni"])
+    build_kernels(library, name)
     tests = Path(__file__).with_name("test_kernels.py")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],

@@ -14,7 +14,7 @@ from cache.low_bits import rotate
 from cache.quantization import quantize
 from cache.token_store import TokenStore
 
-pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 
 CAPACITY = 21  # and a spare entry
 STORED = 700

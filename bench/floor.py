@@ -9,6 +9,7 @@ Usage: `python -m bench.floor MODEL_DIR [--batch 8] [--entries 256] [--prompt 81
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -26,8 +27,10 @@ SECONDS = 2.0  # of measurement for each way
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Measured rates by way: bytes per second, and floating-point operations per second in `dtype`.
+    """Measured rates by way: bytes per second, and floating-point operations per second.
 
+    Operations are in `dtype`, and on a CPU in float32 too: torch's products of a type that a processor lacks
+    are slower than the kernels', which compute in float32 there.
     `load` is the load average of the minute before. With a load far above 0, the rates are too low.
     """
 
@@ -184,11 +187,12 @@ def _matrix_rates(
     device: torch.device, dtype: torch.dtype, sizes: Sequence[int], seconds: float
 ) -> dict[str, float]:
     rates = {}
-    for size in sizes:
-        one = torch.randn(size, size, device=device, dtype=dtype)
-        other = torch.randn(size, size, device=device, dtype=dtype)
+    types = {dtype, torch.float32} if device.type == "cpu" else {dtype}
+    for size, each in itertools.product(sizes, sorted(types, key=str)):
+        one = torch.randn(size, size, device=device, dtype=each)
+        other = torch.randn(size, size, device=device, dtype=each)
         best = _best_time(partial(torch.matmul, one, other), device, seconds)
-        rates[f"{size} × {size} × {size}"] = 2 * size**3 / best
+        rates[f"{size} × {size} × {size}, {str(each).removeprefix('torch.')}"] = 2 * size**3 / best
     return rates
 
 

@@ -122,8 +122,11 @@ def test_model_with_experts_raises() -> None:
 
 
 def test_machine_is_measured_in_every_way() -> None:
-    machine = measure_machine(torch.device("cpu"), torch.float32, 2**20, (32, 64), seconds=0.01)
+    machine = measure_machine(torch.device("cpu"), torch.bfloat16, 2**20, (32, 64), seconds=0.01)
     assert len(machine.bandwidths) == 3
-    assert set(machine.matrix_rates) == {"32 × 32 × 32", "64 × 64 × 64"}
+    sizes = ("32 × 32 × 32", "64 × 64 × 64")
+    assert set(machine.matrix_rates) == {
+        f"{size}, {name}" for size in sizes for name in ("float32", "bfloat16")
+    }
     assert all(0 < rate < math.inf for rate in (*machine.bandwidths.values(), *machine.matrix_rates.values()))
     assert machine.bandwidth == max(machine.bandwidths.values())

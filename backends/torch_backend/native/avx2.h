@@ -219,10 +219,17 @@ inline __m256i narrow(Floats values) {
 
 inline Ints narrow(Floats high, Floats low) { return {narrow(low), narrow(high)}; }
 
-inline Floats add_pairs(Floats sums, Ints left, Ints right, BFloat16) {
-  const Ints upper = broadcast(static_cast<int32_t>(0xffff0000));
-  const Floats odd = fmadd(as_floats(left & upper), as_floats(right & upper), sums);
-  return fmadd(as_floats(shift_left<16>(left)), as_floats(shift_left<16>(right)), odd);
+struct PairOperand {
+  Floats evens;
+  Floats odds;
+};
+
+inline PairOperand as_pairs(Ints bits) {
+  return {as_floats(shift_left<16>(bits)), as_floats(bits & broadcast(static_cast<int32_t>(0xffff0000)))};
+}
+
+inline Floats add_pairs(Floats sums, const PairOperand& left, const PairOperand& right, BFloat16) {
+  return fmadd(left.evens, right.evens, fmadd(left.odds, right.odds, sums));
 }
 
 inline Ints paired(Floats evens, Floats odds) {
@@ -293,17 +300,19 @@ inline Floats load(const int8_t* source) {
   return to_floats(Ints{_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_bsrli_si128(bytes, 8))});
 }
 
-// Numbers up to 127 are exact in bfloat16: their lower bits in float32 are zeros.
-inline __m256i as_bfloat16(__m128i bytes) {
-  const __m256i pairs = _mm256_cvtepu16_epi32(bytes);
-  const __m256i evens = _mm256_srai_epi32(_mm256_slli_epi32(pairs, 24), 24);
-  const __m256i odds = _mm256_srai_epi32(_mm256_slli_epi32(pairs, 16), 24);
-  const auto bits = [](__m256i integers) { return _mm256_castps_si256(_mm256_cvtepi32_ps(integers)); };
-  return _mm256_or_si256(_mm256_srli_epi32(bits(evens), 16), bits(odds));
-}
-inline Ints load_as_bfloat16(const int8_t* source) {
+inline PairOperand load_as_pairs(const int8_t* source) {
   const auto* halves = reinterpret_cast<const __m128i*>(source);
-  return {as_bfloat16(_mm_loadu_si128(halves)), as_bfloat16(_mm_loadu_si128(halves + 1))};
+  const Ints pairs{_mm256_cvtepi16_epi32(_mm_loadu_si128(halves)),
+                   _mm256_cvtepi16_epi32(_mm_loadu_si128(halves + 1))};
+  const Ints evens = shift_left<24>(pairs);
+  return {to_floats({_mm256_srai_epi32(evens.low, 24), _mm256_srai_epi32(evens.high, 24)}),
+          to_floats({_mm256_srai_epi32(pairs.low, 8), _mm256_srai_epi32(pairs.high, 8)})};
+}
+
+// Numbers up to 127 are exact in bfloat16: their lower bits in float32 are zeros.
+inline Ints load_as_bfloat16(const int8_t* source) {
+  const PairOperand pairs = load_as_pairs(source);
+  return shift_right<16>(as_ints(pairs.evens)) | as_ints(pairs.odds);
 }
 
 // No instruction loads or stores some of several bytes or halves, so these are copied. `lanes` are the first.

@@ -132,6 +132,11 @@ inline Floats add_pairs(Floats sums, Ints left, Ints right, BFloat16) {
 
 #endif
 
+// Pairs of bfloat16, as a product takes them.
+using PairOperand = Ints;
+
+inline PairOperand as_pairs(Ints bits) { return bits; }
+
 // Return pairs of bfloat16 that share a lane.
 inline Ints paired(Floats evens, Floats odds) {
   // The conversion leaves the evens in the lower half and the odds in the upper: interleave them.
@@ -181,6 +186,7 @@ inline Floats load(const uint8_t* source) {
 
 // Load 32 int8 as bfloat16.
 inline Ints load_as_bfloat16(const int8_t* source) { return narrow(load(source + 16), load(source)); }
+inline PairOperand load_as_pairs(const int8_t* source) { return load_as_bfloat16(source); }
 
 // Lanes that are not loaded are 0.
 inline Floats load(const float* source, Lanes lanes) { return _mm512_maskz_loadu_ps(lanes, source); }

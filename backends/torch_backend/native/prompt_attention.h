@@ -195,7 +195,7 @@ inline Floats store_weights(BFloat16* target, const Floats (&weights)[2], Floats
   const Ints pairs = paired(weights[0], weights[1]);
   store_bits(target, pairs);
   const Ints ones = broadcast(0x3f803f80);  // pairs of 1.0
-  return add_pairs(total, pairs, ones, BFloat16());
+  return add_pairs(total, as_pairs(pairs), as_pairs(ones), BFloat16());
 }
 
 // Of a block, for 16 queries.

@@ -62,7 +62,7 @@ inline Floats multiply_add(Floats sums, Ints left, Ints right, float) {
 }
 
 inline Floats multiply_add(Floats sums, Ints left, Ints right, BFloat16) {
-  return add_pairs(sums, left, right, BFloat16());
+  return add_pairs(sums, as_pairs(left), as_pairs(right), BFloat16());
 }
 
 // Sums of integers are int32 in the registers of float32 sums. They are exact up to a width of 8,192.

@@ -28,10 +28,10 @@ inline Floats multiply_add(Floats sums, const float* input, Ints weights, const 
   return fmadd(broadcast(*input), as_floats(weights), sums);
 }
 
-inline Floats multiply_add(Floats sums, const BFloat16* input, Ints weights, const void*) {
+inline Floats multiply_add(Floats sums, const BFloat16* input, const PairOperand& weights, const void*) {
   int32_t pair;
   std::memcpy(&pair, input, sizeof pair);
-  return add_pairs(sums, broadcast(pair), weights, BFloat16());
+  return add_pairs(sums, as_pairs(broadcast(pair)), weights, BFloat16());
 }
 
 // The sums of int8 rows are int32. They travel in the registers and the memory of float32 sums, so that one
@@ -47,25 +47,39 @@ inline Floats multiply_add(Floats sums, const int8_t* input, Ints weights, const
   }
 }
 
-inline Ints load_widened(const int8_t* source, float) { return as_ints(load(source)); }
+// What a product takes of a vector of weights, which are multiplied with rows of type T.
+template <typename T>
+using Operand = std::conditional_t<std::is_same_v<T, BFloat16>, PairOperand, Ints>;
 
-inline Ints load_widened(const int8_t* source, BFloat16) { return load_as_bfloat16(source); }
+template <typename T>
+inline Operand<T> as_operand(Ints bits) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return as_pairs(bits);
+  } else {
+    return bits;
+  }
+}
 
-// Load `count` vectors of a block's weights for `kPack<T>` inputs.
-template <int64_t count, typename T, typename W>
-inline void load_weights(Ints (&weights)[count], const W* source, T*) {
+// Load a vector of a block's weights.
+template <typename T, typename W>
+inline Operand<T> load_weights(const W* source, T*) {
   static_assert(sizeof(T) == sizeof(W));
-  UNROLL for (int64_t v = 0; v < count; ++v) { weights[v] = load_bits(source + v * kLanes * kPack<T>); }
+  return as_operand<T>(load_bits(source));
 }
 
 // Widen int8 weights to the rows' type, which holds them exactly. If `widened` is not null, they are also
 // stored there: the rows that follow then skip the conversion.
-template <int64_t count, typename T>
-inline void load_weights(Ints (&weights)[count], const int8_t* source, T* widened) {
-  UNROLL for (int64_t v = 0; v < count; ++v) {
-    weights[v] = load_widened(source + v * kLanes * kPack<T>, T());
-    if (widened != nullptr) store_bits(widened + v * kLanes * kPack<T>, weights[v]);
-  }
+inline Operand<float> load_weights(const int8_t* source, float* widened) {
+  const Floats weights = load(source);
+  if (widened != nullptr) store(widened, weights);
+  return as_ints(weights);
+}
+
+inline Operand<BFloat16> load_weights(const int8_t* source, BFloat16* widened) {
+  if (widened == nullptr) return load_as_pairs(source);
+  const Ints bits = load_as_bfloat16(source);
+  store_bits(widened, bits);
+  return as_pairs(bits);
 }
 
 // Add the products of `rows` rows with a block's weights, over `num_inputs` inputs, to `sums` [row, 64].
@@ -97,9 +111,11 @@ inline void accumulate_tile(float* sums, const T* input, int64_t row_stride, con
           _mm_prefetch(ahead + n, _MM_HINT_T1);
         }
       }
-      Ints weights[count];
-      const int64_t place = k * kBlock + column * kPack<T>;
-      load_weights(weights, weight + place, widened == nullptr ? nullptr : widened + place);
+      Operand<T> weights[count];
+      UNROLL for (int64_t v = 0; v < count; ++v) {
+        const int64_t place = k * kBlock + (column + v * kLanes) * kPack<T>;
+        weights[v] = load_weights(weight + place, widened == nullptr ? nullptr : widened + place);
+      }
       UNROLL for (int64_t r = 0; r < rows; ++r) {
         UNROLL for (int64_t v = 0; v < count; ++v) {
           accumulators[r][v] = multiply_add(accumulators[r][v], inputs + r * row_stride, weights[v], weight);

@@ -18,7 +18,14 @@ import torch
 
 from backends.torch_backend.compiled.trace import GraphSource, compile_graph
 from backends.torch_backend.compiled.trust import seal
-from backends.torch_backend.native.kernels import FLAGS, build_kernels, load_kernels, sources
+from backends.torch_backend.native.kernels import (
+    FLAGS,
+    INSTRUCTION_SETS,
+    build_kernels,
+    instruction_set,
+    load_kernels,
+    sources,
+)
 from backends.torch_backend.native.packaged import packaged_kernels
 from backends.torch_backend.torch_private.graph_code import OPTIONS
 
@@ -32,7 +39,8 @@ def code_folder(cache: Path) -> Path:
     flags = ""
     if cpu_info.exists():
         flags = next((line for line in cpu_info.read_text().splitlines() if line.startswith("flags")), "")
-    parts = (_FORMAT, torch.__version__, sys.version, flags, repr(OPTIONS), *FLAGS, *sources())
+    instructions = INSTRUCTION_SETS.get(instruction_set() or "")
+    parts = (_FORMAT, torch.__version__, sys.version, flags, repr((OPTIONS, FLAGS, instructions)), *sources())
     return cache / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

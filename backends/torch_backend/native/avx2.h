@@ -110,7 +110,9 @@ inline int32_t reduce(Ints values, const Combine& combine) {
   return std::accumulate(lanes + 1, lanes + 16, lanes[0], combine);
 }
 
-inline int32_t total_of(Ints values) { return reduce(values, std::plus<int32_t>()); }
+inline int32_t total_of(Ints values) {
+  return reduce(values, [](uint32_t left, uint32_t right) { return static_cast<int32_t>(left + right); });
+}
 inline int32_t largest_of(Ints values) {
   return reduce(values, [](int32_t left, int32_t right) { return std::max(left, right); });
 }
@@ -191,10 +193,12 @@ inline Floats nearest(Floats values) {
   return {_mm256_round_ps(values.low, kRounding), _mm256_round_ps(values.high, kRounding)};
 }
 
-// The power is made of its exponent's bits: below 2^-126 it is 0, above 2^127 it is 2^127.
+// The power is made of its exponent's bits: above 2^127 it is 2^127. Below 2^-126 the result is 0, of NaN
+// too.
 inline Floats scale_by_powers(Floats values, Floats exponents) {
   const Floats in_range = max(min(exponents, broadcast(127.0f)), broadcast(-127.0f));
-  return values * as_floats(shift_left<23>(to_ints(in_range) + broadcast(127)));
+  const Floats scaled = values * as_floats(shift_left<23>(to_ints(in_range) + broadcast(127)));
+  return keep(without(all_lanes(), greater(broadcast(-126.0f), exponents)), scaled);
 }
 
 inline Floats widen(__m256i numbers) {

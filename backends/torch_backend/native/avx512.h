@@ -5,7 +5,7 @@
 namespace {
 
 using Floats = __m512;
-typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Ints __attribute__((vector_size(64)));
 using Lanes = __mmask16;
 
 // Vectors of a row that a product sums at once, in registers: 16 for 4 rows, with room for weights in 32.

@@ -47,7 +47,7 @@ INSTRUCTION_SETS = {
     "amx_bf16": InstructionSet(("amx_bf16",), "-march=sapphirerapids", "AVX512"),
     "avx512_bf16": InstructionSet(("avx512_bf16",), "-march=cooperlake", "AVX512"),
     "avx512_vnni": InstructionSet(("avx512_vnni",), "-march=cascadelake", "AVX512"),
-    "avx2": InstructionSet(("avx2", "fma3"), "-march=haswell", "AVX2"),
+    "avx2": InstructionSet(("avx2", "fma3", "f16c", "bmi", "bmi2", "lzcnt"), "-march=haswell", "AVX2"),
 }
 
 _library = torch.library.Library("snapserve", "DEF")  # type: ignore[no-untyped-call]
@@ -419,8 +419,9 @@ def taken_from_groups(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def takes_weight(weight: Tensor) -> bool:
     """Return whether `packed_linear` takes a weight [output, input] of this type and number of inputs."""
-    is_paired = weight.shape[1] % (4 // weight.dtype.itemsize) == 0
-    return kernels_are_supported() and weight.dtype in _DTYPES and is_paired
+    if weight.dtype not in _DTYPES or not kernels_are_supported():
+        return False
+    return weight.shape[1] % (4 // weight.dtype.itemsize) == 0
 
 
 def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:

@@ -439,6 +439,19 @@ def test_prompt_attention_of_few_entries(dtype: torch.dtype, entries: int) -> No
     assert torch.equal(*outputs)
 
 
+@torch.inference_mode()
+def test_an_infinitely_low_score_has_no_weight() -> None:
+    query, keys, values = (_random(1, 1, size, 8, dtype=torch.float32, seed=size) for size in (3, 40, 50))
+    values = values[:, :, :40]
+    query[..., 0] = 1.0
+    keys[0, 0, 20, 0] = -torch.inf
+    seen = torch.full((1, 3), 39)
+    attend = partial(prompt_attention, sliding_window=None, scaling=0.3, softcap=None, sinks=None)
+    others = [entry for entry in range(40) if entry != 20]
+    expected = attend(query, keys[:, :, others], values[:, :, others], seen - 1)
+    torch.testing.assert_close(attend(query, keys, values, seen), expected)
+
+
 @pytest.mark.parametrize(
     ("dtype", "rise", "sink", "sliding_window"),
     pairwise_cases(DTYPES, [-900.0, -40.0, 40.0, 900.0], [None, -torch.inf, 0.0, 40.0], [None, 40]),

@@ -29,7 +29,7 @@ def processor_with(*names: str) -> Mapping[str, bool]:
         (("avx2", "fma3", "avx512_vnni", "avx512_bf16", "amx_bf16"), "amx_bf16"),
         (("avx2", "avx512_f", "avx512_vnni", "avx512_bf16"), "avx512_bf16"),
         (("avx2", "avx512_f", "avx512_vnni"), "avx512_vnni"),
-        (("avx2", "fma3", "avx512_f"), "avx2"),
+        ((*INSTRUCTION_SETS["avx2"].needs, "avx512_f"), "avx2"),
         (("avx2",), None),
     ],
 )

@@ -14,7 +14,7 @@ from backends.torch_backend.model.linear import (
 from backends.torch_backend.native.kernels import Kernels
 from backends.torch_backend.torch_private import onednn
 
-WIDTH, ROWS = 96, 5
+WIDTH, ROWS = 96, 8
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -42,6 +42,10 @@ def test_a_row_is_batch_invariant(dtype: torch.dtype) -> None:
     whole = linear(hidden)
     for num_rows in (2, 4, 8, 16):
         assert torch.equal(linear(hidden[:num_rows]), whole[:num_rows])
+
+
+def test_a_layer_of_another_type_is_not_replaced() -> None:
+    assert not ReorderedLinear.fits(nn.Linear(WIDTH, 8, dtype=torch.float64))
 
 
 class Projections(nn.Module):

@@ -18,6 +18,8 @@ from backends.torch_backend.native.kernels import (
 from backends.torch_backend.native.packaged import build_all, packaged_kernels
 from tests.paths import ROOT
 
+QUANTIZED = ("quantized_linear", "grouped_linear", "experts")  # whose products are kernels of their own
+
 
 def processor_with(*names: str) -> Mapping[str, bool]:
     return dict.fromkeys(names, True)
@@ -56,9 +58,11 @@ def sets_without_bfloat16() -> list[str]:
 def test_kernels_without_bfloat16_instructions_pass_the_same_tests(name: str, tmp_path: Path) -> None:
     library = tmp_path / "kernels.so"
     build_kernels(library, name)
-    tests = Path(__file__).with_name("test_kernels.py")
+    native = Path(__file__).parent
+    tests = [native / f"test_{name}.py" for name in ("kernels", "sparse_attention")]
+    tests += [native.parent / "model" / f"test_{name}.py" for name in QUANTIZED]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests)],
         cwd=ROOT,
         env=os.environ | {"TESTED_KERNELS": str(library)},
         capture_output=True,

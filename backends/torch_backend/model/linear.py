@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from backends.torch_backend.config import Quantization
 from backends.torch_backend.errors import UnsupportedModelError
 from backends.torch_backend.model.grouped_linear import GroupedLinear
-from backends.torch_backend.model.quantized_linear import QuantizedLinear, QuantizedProduct
+from backends.torch_backend.model.quantized_linear import COPIED_AT_ONCE, QuantizedLinear, QuantizedProduct
 from backends.torch_backend.native.kernels import (
     Kernels,
     in_blocks,
@@ -55,7 +55,6 @@ ALONE = (
     "output_linear",
 )
 _MANY_ROWS = 16  # for which a product in float32 is worth a copy of the weight
-_COPIED_AT_ONCE = 4096  # outputs: the copy is small beside the weight
 _ROWS = 8  # rows for which oneDNN selects the layout; the one for 8 was as fast for 1 and for 512
 
 
@@ -79,6 +78,8 @@ class ReorderedLinear(nn.Module):
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._kernels = kernels
         self._num_outputs = weight.shape[0]
+        # Without bfloat16 in oneDNN, torch multiplies many such rows at a seventh of float32's rate (AVX2).
+        self._plain_is_fast = weight.dtype is not torch.bfloat16 or onednn.supports(weight.dtype)
         reordered = onednn.reorder(weight, _ROWS) if onednn.supports(weight.dtype) else None
         packed = None if reordered is None else packed_weight(reordered, weight)
         must_pack = packed is None and takes_weight(weight)
@@ -102,7 +103,7 @@ class ReorderedLinear(nn.Module):
         if self._kernels.are_used and self.packed is not None:
             return packed_linear(hidden, self.packed, self.bias, self._num_outputs)
         if self._plain is not None:
-            return _plain_product(hidden, self._plain, self.bias)
+            return self._plain_product(hidden, self._plain)
         assert self._weight is not None
         return onednn.linear(hidden, self._weight, self.bias)
 
@@ -112,19 +113,13 @@ class ReorderedLinear(nn.Module):
         self.packed.copy_(in_blocks(self._plain, self._plain.dtype))
         self._plain = None
 
-
-def _plain_product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the product of rows [..., input] and a weight [output, input], plus the bias: [..., output].
-
-    Where oneDNN has no bfloat16, torch multiplies many such rows at a seventh of float32's rate (AVX2).
-    """
-    is_slow = hidden.dtype is torch.bfloat16 and not onednn.supports(hidden.dtype)
-    if not is_slow or hidden.numel() < _MANY_ROWS * hidden.shape[-1]:
-        return nn.functional.linear(hidden, weight, bias)
-    rows = hidden.float()
-    parts = [nn.functional.linear(rows, part.float()) for part in torch.split(weight, _COPIED_AT_ONCE)]
-    output = torch.cat(parts, dim=-1)
-    return (output if bias is None else output + bias).to(hidden.dtype)
+    def _plain_product(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        if self._plain_is_fast or hidden.numel() < _MANY_ROWS * hidden.shape[-1]:
+            return nn.functional.linear(hidden, weight, self.bias)
+        rows = hidden.float()
+        parts = torch.split(weight, COPIED_AT_ONCE)
+        output = torch.cat([nn.functional.linear(rows, part.float()) for part in parts], dim=-1)
+        return (output if self.bias is None else output + self.bias).to(hidden.dtype)
 
 
 LinearKind = type[ReorderedLinear] | type[QuantizedLinear] | type[GroupedLinear]

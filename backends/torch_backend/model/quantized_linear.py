@@ -22,7 +22,7 @@ _LARGEST = 127  # -128 is left out, for symmetry
 _ZERO_POINT = 128  # of weights for int8 rows: one operand of the processor's product is unsigned
 _MAX_INPUTS = 2**16  # of int8 rows: the kernels' sums fit 32 bits
 _OUTPUTS_AT_ONCE = 1024  # outputs that are float32 at once during quantization
-_COPIED_AT_ONCE = 4096  # outputs converted at once: the copy stays in the processor's cache
+COPIED_AT_ONCE = 4096  # outputs converted at once: the copy is small beside the weight
 
 
 class QuantizedLinear(nn.Module):
@@ -110,7 +110,7 @@ def quantized_product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
         numbers, row_scales = quantize(rows)
         rows, scales = numbers.to(rows.dtype), scales * row_scales[:, None]
         zero_point = _ZERO_POINT
-    parts = torch.split(weight, _COPIED_AT_ONCE)
+    parts = torch.split(weight, COPIED_AT_ONCE)
     sums = torch.cat([nn.functional.linear(rows, part.to(rows.dtype) - zero_point) for part in parts], dim=1)
     return sums * scales
 

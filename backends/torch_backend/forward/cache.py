@@ -27,6 +27,7 @@ from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.model.recurrent import Mix, RowStates, mix_live_rows
 from backends.torch_backend.model.sparse_attention import StoredTokens, sparse_attention
 from backends.torch_backend.native.kernels import Kernels, observed_attention, prompt_attention, takes_prompt
+from backends.torch_backend.torch_private import onednn
 from cache.scoring import Reduction, candidate_scores, join_votes, reduced_attention, select, window_votes
 from cache.slots import SlotCache
 
@@ -429,6 +430,9 @@ class ModelCache(Cache):
         step = self.current_step
         cache_layer = self.layers[self._sources.get(layer, layer)]
         uses_kernels = self._kernels.are_used and takes_prompt(query)
+        if not uses_kernels and query.device.type == "cpu" and not onednn.multiplies(query.dtype):
+            output = self.attend(layer, query.float(), key.float(), value.float(), options)
+            return output.to(query.dtype)
         # Of the layers that attend to the same entries, the one that stores them chooses what is kept.
         if isinstance(step, ScratchStep) and step.observations and layer not in self._sources:
             reduction = observed_attention if uses_kernels else reduced_attention

@@ -78,8 +78,6 @@ class ReorderedLinear(nn.Module):
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._kernels = kernels
         self._num_outputs = weight.shape[0]
-        # Without bfloat16 in oneDNN, torch multiplies many such rows at a seventh of float32's rate (AVX2).
-        self._plain_is_fast = weight.dtype is not torch.bfloat16 or onednn.supports(weight.dtype)
         reordered = onednn.reorder(weight, _ROWS) if onednn.supports(weight.dtype) else None
         packed = None if reordered is None else packed_weight(reordered, weight)
         must_pack = packed is None and takes_weight(weight)
@@ -114,7 +112,7 @@ class ReorderedLinear(nn.Module):
         self._plain = None
 
     def _plain_product(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        if self._plain_is_fast or hidden.numel() < _MANY_ROWS * hidden.shape[-1]:
+        if onednn.multiplies(weight.dtype) or hidden.numel() < _MANY_ROWS * hidden.shape[-1]:
             return nn.functional.linear(hidden, weight, self.bias)
         rows = hidden.float()
         parts = torch.split(weight, COPIED_AT_ONCE)

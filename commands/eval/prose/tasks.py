@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
+from commands.eval.prose.paraphrases import PARAPHRASES
 from commands.eval.prose.wordings import (
     CHANGES,
     CODE,
@@ -148,6 +149,21 @@ class ChangedFactTask:
         return Facts(statements, question, _prefix(kind, key), new, (new,))
 
 
+@dataclass(frozen=True, slots=True)
+class OtherWordsTask:
+    """Requests one fact in words of which its statement has none."""
+
+    name: str = "other_words"
+
+    def draw(self, rng: random.Random, text: str) -> Facts:
+        kind = rng.choice(PARAPHRASES)
+        in_statement, in_question = rng.choice(kind.pairs)
+        (value,) = _distinct(kind.value, 1, rng, text)
+        statement = rng.choice(kind.statements).format(key=in_statement, value=value)
+        question = rng.choice(kind.questions).format(key=in_question)
+        return Facts([statement], question, kind.answer_prefix, value, (value,))
+
+
 _SUITE: tuple[ProseTask, ...] = (
     FactTask("code", (CODE,)),
     FactTask("words", _WORDS),
@@ -156,6 +172,7 @@ _SUITE: tuple[ProseTask, ...] = (
     FactTask("long_value", (SERIAL, PHONE)),
     RecordTask(),
     ChangedFactTask(),
+    OtherWordsTask(),
 )
 PROSE_TASKS = MappingProxyType({task.name: task for task in _SUITE})
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from commands.eval.options import Pack, ProseOptions
 from commands.eval.prompts import Prompt
 from commands.eval.prose.haystack import load_haystacks
 from commands.eval.prose.layout import INSTRUCTIONS, QuestionPosition, Turns, cut_instructions
+from commands.eval.prose.paraphrases import PARAPHRASES
 from commands.eval.prose.prompts import ProsePromptWriter
 from commands.eval.prose.tasks import PROSE_TASKS
 from commands.eval.scoring import score
@@ -160,6 +162,26 @@ def test_every_kind_has_six_wordings_of_statements_and_questions() -> None:
         assert min(len(set(kind.statements)), len(set(kind.questions))) >= 6
         assert all("{key}" in text and "{value}" in text for text in (*kind.statements, kind.plain))
         assert all("{key}" in text for text in kind.questions)
+
+
+# Words without content, which any text has.
+_STOP_WORDS = """a about after all and are as at be been by can do does for from go has have how i if in is
+    it much new not now of on or should the there they to want what when where which who whom will with would
+    you"""
+
+
+def _content(text: str) -> set[str]:
+    """Return the first four letters of each content word."""
+    words = re.findall(r"[a-z]+", text.lower().replace("{key}", "").replace("{value}", ""))
+    return {word[:4] for word in words if word not in _STOP_WORDS.split()}
+
+
+def test_questions_in_other_words_share_no_content_word_with_the_fact() -> None:
+    for kind in PARAPHRASES:
+        in_statements, in_questions = (_content(" ".join(names)) for names in zip(*kind.pairs, strict=True))
+        statements = _content(" ".join(kind.statements)) | in_statements
+        assert not statements & (_content(" ".join((*kind.questions, kind.answer_prefix))) | in_questions)
+        assert (len(set(kind.pairs)), len(set(kind.statements)), len(set(kind.questions))) == (12, 4, 4)
 
 
 def _write_binary(path: Path) -> None:

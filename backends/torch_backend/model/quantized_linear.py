@@ -1,8 +1,8 @@
 """Linear layers with int8 weights and one scale for each output. Rows are in the model's dtype or int8 too.
 
-Integers up to 127 are exact in bfloat16, so a product sums the quantized numbers and scales the sum once.
-Without the kernels, each call converts the weight, a part at a time. That gives the same results and is
-slower.
+Integers up to 127 are exact in bfloat16 and float32, so a product sums the quantized numbers in float32 and
+scales the sum once. Without the kernels, each call converts the weight, a part at a time. That gives the same
+results but for the last bits, and is slower.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _LARGEST = 127  # -128 is left out, for symmetry
 _ZERO_POINT = 128  # of weights for int8 rows: one operand of the processor's product is unsigned
 _MAX_INPUTS = 2**16  # of int8 rows: the kernels' sums fit 32 bits
 _OUTPUTS_AT_ONCE = 1024  # outputs that are float32 at once during quantization
-COPIED_AT_ONCE = 4096  # outputs converted at once: the copy is small beside the weight
+COPIED_AT_ONCE = 2048  # outputs converted at once: the copy is small beside the weight
 
 
 class QuantizedLinear(nn.Module):
@@ -110,6 +110,10 @@ def quantized_product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
         numbers, row_scales = quantize(rows)
         rows, scales = numbers.to(rows.dtype), scales * row_scales[:, None]
         zero_point = _ZERO_POINT
+    if rows.device.type == "cpu":
+        # A sum in bfloat16 would be rounded before it is scaled and meets its bias. On a GPU, products in
+        # float32 are too slow for that.
+        rows = rows.float()
     parts = torch.split(weight, COPIED_AT_ONCE)
     sums = torch.cat([nn.functional.linear(rows, part.to(rows.dtype) - zero_point) for part in parts], dim=1)
     return sums * scales

@@ -184,6 +184,16 @@ def test_without_kernels_the_weight_is_converted_in_parts(is_apart: bool) -> Non
     assert 0 < made.most < layer.weight.nbytes / 2
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_sums_are_not_rounded_before_they_meet_their_bias(kind: type[QuantizedLinear]) -> None:
+    """A bias may nearly cancel the product, as those of Qwen2's keys may."""
+    layer = _linear(512, 64, torch.bfloat16)
+    hidden = 30 * torch.randn(1, 512, generator=torch.Generator().manual_seed(2)).bfloat16()
+    layer.bias.copy_(-nn.functional.linear(hidden[0].float(), layer.weight.float()))
+    _check(kind, kind([layer], Kernels())(hidden), hidden, layer)
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"))

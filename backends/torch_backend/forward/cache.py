@@ -429,15 +429,17 @@ class ModelCache(Cache):
         """Return the attention of a step's queries. The observing queries among them vote."""
         step = self.current_step
         cache_layer = self.layers[self._sources.get(layer, layer)]
-        uses_kernels = self._kernels.are_used and takes_prompt(query)
-        if not uses_kernels and query.device.type == "cpu" and not onednn.multiplies(query.dtype):
+        kind = cache_layer.of_step(step)
+        has_kernels = self._kernels.are_used and takes_prompt(query)
+        # The kernel masks by the entry of each query's token, so it needs entries in the sequence's order.
+        uses_kernel = has_kernels and kind.last_seen is not None
+        if not uses_kernel and query.device.type == "cpu" and not onednn.multiplies(query.dtype):
             output = self.attend(layer, query.float(), key.float(), value.float(), options)
             return output.to(query.dtype)
         # Of the layers that attend to the same entries, the one that stores them chooses what is kept.
         if isinstance(step, ScratchStep) and step.observations and layer not in self._sources:
-            reduction = observed_attention if uses_kernels else reduced_attention
+            reduction = observed_attention if has_kernels else reduced_attention
             cache_layer.observe(step, query, key, options, reduction)
-        kind = cache_layer.of_step(step)
         if query.shape[2] < kind.bias.shape[1]:
             # Layers that store nothing may be run for the last tokens alone.
             kind = kind.of_last(query.shape[2])
@@ -452,8 +454,8 @@ class ModelCache(Cache):
                 StoredTokens(cache_layer.slots.store, step.view, kind.num_stored, store.num_attended),
                 options,
             )
-        # The kernel masks by the entry of each query's token, so it needs entries in the sequence's order.
-        if uses_kernels and kind.last_seen is not None:
+        if uses_kernel:
+            assert kind.last_seen is not None, "its entries are in order"
             return prompt_attention(
                 query,
                 key,

@@ -20,7 +20,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from backends.interface import CodeState
+from backends.interface import BackendUnusableError, CodeState
 from backends.torch_backend.compiled.build import (
     KERNELS,
     build_folder,
@@ -109,7 +109,9 @@ class CompiledCode:
             next(self._work)
         except StopIteration:
             return self._await_process()
-        # Any exception: models' code is traced here, and without compiled code they are served all the same.
+        except BackendUnusableError:
+            raise
+        # Any other exception: models' code is traced here, and they are served without compiled code too.
         except Exception:
             logger.warning("decode runs uncompiled, since it cannot be traced", exc_info=True)
             self.state = CodeState.FAILED
@@ -263,7 +265,9 @@ class CompiledCode:
         start = time.monotonic()
         try:
             self._load()
-        # Any exception: torch reads files that another version or a full disk may have corrupted.
+        except BackendUnusableError:
+            raise
+        # Any other exception: torch reads files that another version or a full disk may have corrupted.
         except Exception as error:
             logger.warning(
                 "decode is not compiled, since its code cannot be loaded; the next start compiles it again: "

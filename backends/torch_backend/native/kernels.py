@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from backends.interface import BackendUnusableError
 from backends.torch_backend.torch_private import onednn
 from cache.scoring import Window
 
@@ -149,10 +150,15 @@ class Kernels:
             self._preparations.append(prepare)
 
     def use(self) -> None:
-        """Run the preparations, then use the kernels from now on."""
-        while self._preparations:
-            self._preparations[-1]()
-            self._preparations.pop()
+        """Run the preparations, then use the kernels from now on.
+
+        Raises `BackendUnusableError` if one fails, as without memory: some weights are packed and others not.
+        """
+        try:
+            while self._preparations:
+                self._preparations.pop()()
+        except Exception as error:
+            raise BackendUnusableError("the weights could not be packed for the kernels") from error
         self.are_used = True
 
     @contextmanager

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from backends.interface import CodeState
+from backends.interface import BackendUnusableError, CodeState
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.compiled.build import code_folder
 from backends.torch_backend.compiled.code import CompiledCode
@@ -27,7 +27,9 @@ from backends.torch_backend.errors import ModelLoadError
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall
 from backends.torch_backend.forward.step import KindStep
-from backends.torch_backend.native.kernels import kernels_are_supported
+from backends.torch_backend.model.attention import grouped_attention
+from backends.torch_backend.native.kernels import kernels_are_supported, load_kernels
+from backends.torch_backend.torch_private import onednn
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
@@ -343,6 +345,54 @@ def test_another_user_s_code_is_not_loaded(
     assert f"belongs to user {os.getuid()}" in caplog.text
     assert (_is_compiled(backend), backend.code) == ([False], CodeState.FAILED)
     assert (code_folder(tmp_path) / "kernels.so").exists()
+
+
+def test_a_backend_whose_weights_are_packed_in_part_is_unusable(
+    config: TorchBackendConfig, tmp_path: Path, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when memory ends between two layers. Uncompiled steps would read packed weights as plain ones."""
+
+    def fail() -> None:
+        raise RuntimeError("can't allocate memory")
+
+    _take_kernels_alone(built_kernels, monkeypatch)
+    backend = TorchBackend(replace(config, compile_cache=tmp_path))
+    backend.warmup()
+    backend._kernels.when_used(fail)
+    with pytest.raises(BackendUnusableError, match="could not be packed"):
+        _proceed(backend)
+
+
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_attention_is_in_float32_where_the_cpu_lacks_bfloat16(
+    config: TorchBackendConfig,
+    tmp_path: Path,
+    built_kernels: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has_kernels: bool,
+) -> None:
+    """Without the kernels all of it, with them that of decode steps without a graph."""
+    monkeypatch.setattr(onednn, "multiplies", lambda dtype: dtype is not torch.bfloat16)
+    dtypes: list[torch.dtype] = []
+
+    def attend(query: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        dtypes.append(query.dtype)
+        return grouped_attention(query, *arguments, **options)
+
+    monkeypatch.setattr("backends.torch_backend.forward.cache.grouped_attention", attend)
+    backend = TorchBackend(replace(config, dtype=DtypeName.BFLOAT16, compile=False, compile_cache=tmp_path))
+    if has_kernels:
+        load_kernels(built_kernels)
+        backend._kernels.use()
+    driver = Driver(backend, 32)
+    request = Request(random_prompt(70))
+    driver.read(request)
+    num_of_prompt = len(dtypes)
+    driver.decode(request, num_steps=2)
+    num_layers = backend._model.config.num_hidden_layers
+    assert num_of_prompt == (0 if has_kernels else 3 * num_layers)
+    assert dtypes == [torch.float32] * (num_of_prompt + 2 * num_layers)
 
 
 def test_a_server_that_requires_compiled_code_ends_without_it(

@@ -1,8 +1,9 @@
 // The draw of one token per row, from its logits, filters and random number. The same tokens are drawn as by
 // the torch operations in `sampler.py`.
 //
-// Nothing is sorted. A filter is a threshold on the scores, which is found by bisection: each pass reads only
-// the candidates that are left.
+// No scores are sorted. A filter is a threshold on them, which is found by bisection: each pass reads only
+// the candidates that are left. The highest scores of segments of the vocabulary bound the threshold from
+// below, so that most tokens are no candidates.
 
 #pragma once
 
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -20,7 +22,8 @@
 namespace {
 
 constexpr float kBannedScore = -std::numeric_limits<float>::infinity();
-constexpr int64_t kSegment = 512;  // tokens whose mass is summed at once; see `token_at`
+constexpr float kMargin = 0.001f;  // of a score; above the error of its logarithm
+constexpr int64_t kSegment = 512;  // tokens whose mass or highest score is found at once
 
 // The parameters of one row's draw.
 struct DrawParams {
@@ -82,8 +85,9 @@ inline void for_scores(const std::vector<float>& scores, int64_t first, int64_t 
 // The scores among which a threshold is searched, each with its amount: 1 for top_k, its mass for top_p.
 class Candidates {
  public:
-  // Take the scores of a row that reach `threshold`. Return the sum of their amounts.
-  double take(const std::vector<float>& scores, float threshold, bool by_mass) {
+  // Take the scores of a row that reach `threshold` and `bound`. Return the sum of the amounts of all that
+  // reach `threshold`.
+  double take(const std::vector<float>& scores, float threshold, float bound, bool by_mass) {
     // `push` stores whole vectors, up to 16 elements past the last candidate.
     scores_.resize(scores.size() + kLanes);
     amounts_.resize(scores.size() + kLanes);
@@ -94,10 +98,14 @@ class Candidates {
     for_scores(scores, 0, scores.size(), threshold, [&](int64_t, Floats values, Lanes lanes) {
       const Doubles amounts = by_mass ? masses_of(values) : ones;
       sum.add(amounts, lanes);
-      push(values, amounts, lanes);
+      const Lanes taken = lanes & at_least(values, broadcast(bound));
+      if (any(taken)) push(values, amounts, taken);
     });
     return sum.total();
   }
+
+  // Return the sum of the amounts of the candidates.
+  double amount() const { return amount_above(kBannedScore); }
 
   // Return the lowest candidate for which the amounts of all above it sum to less than `limit`, or the
   // highest if there is none. At least one candidate is required.
@@ -169,34 +177,65 @@ class Candidates {
   Floats high_;
 };
 
-// Write each token's score: its logit minus the largest, divided by the temperature.
-template <typename T>
-void write_scores(std::vector<float>& scores, const T* logits, float temperature) {
-  const int64_t size = scores.size();
-  Floats largest = broadcast(kBannedScore);
-  for (int64_t i = 0; i < size; i += kLanes) {
-    const Lanes lanes = first_lanes(size - i);
-    largest = select(lanes, max(largest, load(logits + i, lanes)), largest);
+// A row's scores, and the highest score of each segment.
+struct Scores {
+  std::vector<float> of_token;
+  std::vector<float> of_segment;
+
+  // Write each token's score: its logit minus the largest, divided by the temperature.
+  template <typename T>
+  void write(const T* logits, int64_t size, float temperature) {
+    of_token.resize(size);
+    of_segment.clear();
+    for (int64_t first = 0; first < size; first += kSegment) {
+      Floats largest = broadcast(kBannedScore);
+      for (int64_t i = first; i < std::min(first + kSegment, size); i += kLanes) {
+        const Lanes lanes = first_lanes(size - i);
+        largest = select(lanes, max(largest, load(logits + i, lanes)), largest);
+      }
+      of_segment.push_back(largest_of(largest));
+    }
+    const float largest = *std::max_element(of_segment.begin(), of_segment.end());
+    for (int64_t i = 0; i < size; i += kLanes) {
+      const Lanes lanes = first_lanes(size - i);
+      const Floats differences = load(logits + i, lanes) - broadcast(largest);
+      store(of_token.data() + i, differences / broadcast(temperature), lanes);
+    }
+    for (float& score : of_segment) {
+      score = (score - largest) / temperature;
+      if (std::isnan(score)) score = kBannedScore;  // of a row without a finite logit; `bound` needs an order
+    }
   }
-  largest = broadcast(largest_of(largest));
-  for (int64_t i = 0; i < size; i += kLanes) {
-    const Lanes lanes = first_lanes(size - i);
-    const Floats differences = load(logits + i, lanes) - largest;
-    store(scores.data() + i, differences / broadcast(temperature), lanes);
+
+  // Return a score that at least `count` tokens reach.
+  float bound(int64_t count) const {
+    if (count > static_cast<int64_t>(of_segment.size())) return kBannedScore;
+    thread_local std::vector<float> highest;
+    highest = of_segment;
+    std::nth_element(highest.begin(), highest.begin() + count - 1, highest.end(), std::greater<float>());
+    return highest[count - 1];
   }
-}
+};
 
 // Return the lowest score that may be drawn: after top_k, then top_p of the mass that is left, and min_p.
-float score_threshold(const std::vector<float>& scores, const DrawParams& params) {
+float score_threshold(const Scores& scores, const DrawParams& params) {
   thread_local Candidates candidates;
   float threshold = kBannedScore;
-  if (params.top_k > 0 && params.top_k < static_cast<int64_t>(scores.size())) {
-    candidates.take(scores, threshold, false);
+  if (params.top_k > 0 && params.top_k < static_cast<int64_t>(scores.of_token.size())) {
+    candidates.take(scores.of_token, threshold, scores.bound(params.top_k), false);
     threshold = candidates.lowest_within(static_cast<double>(params.top_k));
   }
   if (params.top_p < 1) {
-    const double total = candidates.take(scores, threshold, true);
-    threshold = std::max(threshold, candidates.lowest_within(params.top_p * total));
+    // The guess holds if its tokens have the mass. Most distributions of trained models are so narrow.
+    const float guess = scores.bound((scores.of_segment.size() + 1) / 2);
+    const double total = candidates.take(scores.of_token, threshold, guess, true);
+    const double mass = params.top_p * total;
+    if (candidates.amount() < mass) {
+      // All tokens together, each with a smaller mass than this, would not have what top_p leaves out.
+      const float smallest = std::log((1 - params.top_p) * total / scores.of_token.size()) - kMargin;
+      candidates.take(scores.of_token, std::max(threshold, smallest), kBannedScore, true);
+    }
+    threshold = std::max(threshold, candidates.lowest_within(mass));
   }
   return std::max(threshold, std::log(params.min_p));
 }
@@ -243,15 +282,14 @@ int64_t token_at(const std::vector<float>& scores, float threshold, double u) {
 
 template <typename T>
 int64_t draw_token(const T* logits, int64_t size, const DrawParams& params) {
-  thread_local std::vector<float> scores;
-  scores.resize(size);
+  thread_local Scores scores;
   if (params.temperature > 0) {
-    write_scores(scores, logits, params.temperature);
-    return token_at(scores, score_threshold(scores, params), uniform(params));
+    scores.write(logits, size, params.temperature);
+    return token_at(scores.of_token, score_threshold(scores, params), uniform(params));
   }
   // The most likely token is the first whose score is 0.
-  write_scores(scores, logits, 1.0f);
-  return token_at(scores, 0, 0);
+  scores.write(logits, size, 1.0f);
+  return token_at(scores.of_token, 0, 0);
 }
 
 // The operator `draw`: see `draw_tokens` in kernels.py.

@@ -81,7 +81,7 @@ PARAPHRASES = (
         (
             "{value} looks after the {key}.",
             "{value} takes care of the {key}.",
-            "Letters about the {key} go to {value}.",
+            "Mail for the {key} goes to {value}.",
             "If there is trouble with the {key}, call {value}.",
         ),
         (
@@ -98,10 +98,10 @@ PARAPHRASES = (
             """cemetery / graveyard
             prison / jail
             pharmacy / drugstore
-            inn / tavern
+            inn / small hotel
             cinema / movie theatre
             zoo / animal park
-            hospital / clinic
+            lavatory / public toilet
             florist / flower shop
             barber / hairdresser
             physician / doctor
@@ -118,7 +118,7 @@ PARAPHRASES = (
             "Where is the {key} now?",
             "Which town do I travel to if I want to see the {key}?",
             "In which town is the {key}?",
-            "What place has the {key}?",
+            "Where should I go for the {key}?",
         ),
     ),
     Paraphrase(
@@ -133,7 +133,7 @@ PARAPHRASES = (
             journey / trip
             gathering / meeting
             lecture / talk
-            funeral / burial
+            rehearsal / practice session
             concert / musical performance
             hike / long walk
             election / vote"""
@@ -142,12 +142,12 @@ PARAPHRASES = (
             "The {key} will begin on {value}.",
             "Everyone has agreed to hold the {key} on {value}.",
             "Mark {value} in the calendar for the {key}.",
-            "The {key} has been fixed for {value}.",
+            "The {key} is planned for {value}.",
         ),
         (
             "When is the {key}?",
             "Which day should I keep free for the {key}?",
-            "At what date does the {key} happen?",
+            "On what date is the {key}?",
             "I do not want to miss the {key}. When is it?",
         ),
     ),

@@ -165,7 +165,7 @@ def test_every_kind_has_six_wordings_of_statements_and_questions() -> None:
 
 
 # Words without content, which any text has.
-_STOP_WORDS = """a about after all and are as at be been by can do does for from go has have how i if in is
+_STOP_WORDS = """a after all and are as at be been by can do does for from go has have how i if in is
     it much new not now of on or should the there they to want what when where which who whom will with would
     you"""
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from backends.torch_backend.config import Quantization
 from backends.torch_backend.errors import UnsupportedModelError
 from backends.torch_backend.model.grouped_linear import GroupedLinear
-from backends.torch_backend.model.quantized_linear import COPIED_AT_ONCE, QuantizedLinear, QuantizedProduct
+from backends.torch_backend.model.quantized_linear import QuantizedLinear, QuantizedProduct, parts_of
 from backends.torch_backend.native.kernels import (
     Kernels,
     in_blocks,
@@ -115,7 +115,7 @@ class ReorderedLinear(nn.Module):
         if onednn.multiplies(weight.dtype) or hidden.numel() < _MANY_ROWS * hidden.shape[-1]:
             return nn.functional.linear(hidden, weight, self.bias)
         rows = hidden.float()
-        parts = torch.split(weight, COPIED_AT_ONCE)
+        parts = parts_of(weight, rows.dtype)
         output = torch.cat([nn.functional.linear(rows, part.float()) for part in parts], dim=-1)
         return (output if self.bias is None else output + self.bias).to(hidden.dtype)
 

@@ -1,7 +1,6 @@
 """oneDNN's linear layer, with a weight that is reordered once instead of in every call."""
 
 import ctypes
-import functools
 from typing import Any
 
 import torch
@@ -31,12 +30,12 @@ def supports(dtype: torch.dtype) -> bool:
     return dtype is torch.float32 or (dtype is torch.bfloat16 and has_bfloat16)
 
 
-@functools.cache
 def multiplies(dtype: torch.dtype) -> bool:
-    """Return whether the CPU multiplies matrices of this type at oneDNN's or MKL's rate.
+    """Return False for bfloat16 on a CPU where oneDNN does not support it. Other types were not compared.
 
-    Without oneDNN, torch multiplied many rows of bfloat16 at a seventh to a thirtieth of float32's rate, and
-    one row at half of it (AVX2).
+    There, beside float32, bfloat16 had a seventh of the rate for 512 rows of a linear layer, a thirtieth for
+    a prompt's attention, and a third for one query's. One row of a linear layer, which reads half as many
+    bytes, took half the time. (AVX2.)
     """
     return dtype is not torch.bfloat16 or supports(dtype)
 

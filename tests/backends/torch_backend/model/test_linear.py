@@ -11,7 +11,7 @@ from backends.torch_backend.model.linear import (
     replace_all_linears,
     replace_linears,
 )
-from backends.torch_backend.native.kernels import Kernels
+from backends.torch_backend.native.kernels import Kernels, kernels_are_supported
 from backends.torch_backend.torch_private import onednn
 
 WIDTH, ROWS = 96, 8
@@ -42,6 +42,32 @@ def test_a_row_is_batch_invariant(dtype: torch.dtype) -> None:
     whole = linear(hidden)
     for num_rows in (2, 4, 8, 16):
         assert torch.equal(linear(hidden[:num_rows]), whole[:num_rows])
+
+
+@pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
+@pytest.mark.parametrize("is_fast", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 15, 16, 40])
+@torch.inference_mode()
+def test_many_rows_are_multiplied_in_float32_where_bfloat16_is_slow(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, *, is_fast: bool
+) -> None:
+    monkeypatch.setattr(onednn, "supports", lambda _dtype: False)
+    monkeypatch.setattr(onednn, "multiplies", lambda _dtype: is_fast)
+    seen, multiply = list[torch.dtype](), nn.functional.linear
+
+    def note(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        seen.append(rows.dtype)
+        return multiply(rows, weight, bias)
+
+    linear, hidden = _linear(5000, torch.bfloat16, has_bias=True), _hidden(torch.bfloat16, num_rows)
+    layer = ReorderedLinear([linear], Kernels())
+    monkeypatch.setattr(nn.functional, "linear", note)
+    output = layer(hidden)
+    is_converted = num_rows >= 16 and not is_fast
+    assert set(seen) == {torch.float32 if is_converted else torch.bfloat16}
+    assert (len(seen) > 1) == is_converted, "the weight is converted in parts"
+    expected = multiply(hidden.double(), linear.weight.double(), linear.bias.double())
+    torch.testing.assert_close(output.double(), expected, atol=1e-2, rtol=1e-2)
 
 
 def test_a_layer_of_another_type_is_not_replaced() -> None:

@@ -13,6 +13,7 @@ from backends.clock import Clock, WallClock
 from backends.errors import ModelLoadError
 from backends.interface import (
     BackendSpec,
+    BackendUnusableError,
     Batch,
     CodeState,
     DecodeBatch,
@@ -202,9 +203,17 @@ class TorchBackend:
             self.compiled.start()
         if self._requires_compiled:
             if self.compiled is not None:
-                self.compiled.wait()
+                self._await_code(self.compiled)
             if self.code is not CodeState.COMPILED:
                 raise ModelLoadError(f"require_compiled: decode is not compiled ({self.code}); see the log")
+
+    @staticmethod
+    def _await_code(code: CompiledCode) -> None:
+        """Raises `ModelLoadError` if the weights can no longer be used."""
+        try:
+            code.wait()
+        except BackendUnusableError as error:
+            raise ModelLoadError(f"require_compiled: {error}") from error
 
     def _warmup_shapes(self) -> list[PrefillShape]:
         """Return the shapes of the chunks that the warm-up reads.

@@ -27,7 +27,8 @@ STEPS = 16  # of a zero point in a level; `kPerZeroPoint` in groups.h
 GROUP_BYTES = GROUP * BLOCK // 2 + 3 * BLOCK  # of a block; the size of `Group` in groups.h
 
 _DTYPES = (torch.float32, torch.bfloat16)
-# Without contraction, products are rounded before they are added, as torch's are. The source fuses others.
+# Without contraction, products are rounded before they are added, as torch's are. Where the source calls
+# `fmadd`, it is still fused.
 FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared")
 
 

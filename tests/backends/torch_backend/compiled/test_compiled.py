@@ -22,12 +22,13 @@ from backends.torch_backend.compiled.code import CompiledCode
 from backends.torch_backend.compiled.layer_function import LayerFunction
 from backends.torch_backend.compiled.layers import DecodeCall, GraphedLayer
 from backends.torch_backend.compiled.trace import GraphError, GraphSource, InputSpec, chain, trace
-from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.config import DeviceName, DtypeName, Quantization, TorchBackendConfig
 from backends.torch_backend.errors import ModelLoadError
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall
 from backends.torch_backend.forward.step import KindStep
 from backends.torch_backend.model.attention import grouped_attention
+from backends.torch_backend.model.quantized_linear import QuantizedLinear
 from backends.torch_backend.native.kernels import kernels_are_supported, load_kernels
 from backends.torch_backend.torch_private import onednn
 from cache.policy import PolicyName
@@ -347,20 +348,47 @@ def test_another_user_s_code_is_not_loaded(
     assert (code_folder(tmp_path) / "kernels.so").exists()
 
 
+@pytest.mark.parametrize("is_later", [False, True])
+@pytest.mark.parametrize("is_required", [False, True])
 def test_a_backend_whose_weights_are_packed_in_part_is_unusable(
-    config: TorchBackendConfig, tmp_path: Path, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+    config: TorchBackendConfig,
+    tmp_path: Path,
+    built_kernels: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_later: bool,
+    is_required: bool,
 ) -> None:
-    """As when memory ends between two layers. Uncompiled steps would read packed weights as plain ones."""
+    """As when memory ends between two layers. Uncompiled steps would read packed weights as plain ones.
+
+    They are packed with the kernels, or later with the graphs if the kernels could not be loaded before.
+    """
 
     def fail() -> None:
         raise RuntimeError("can't allocate memory")
 
     _take_kernels_alone(built_kernels, monkeypatch)
-    backend = TorchBackend(replace(config, compile_cache=tmp_path))
-    backend.warmup()
-    backend._kernels.when_used(fail)
-    with pytest.raises(BackendUnusableError, match="could not be packed"):
+    if is_later:
+        monkeypatch.setattr(CompiledCode, "_use_kernels", lambda _: None)
+        monkeypatch.setattr(CompiledCode, "_is_built", lambda _: True)
+        monkeypatch.setattr(CompiledCode, "_load", lambda code: code._kernels.use())
+        monkeypatch.setattr("backends.torch_backend.compiled.code._has_compiler", lambda: True)
+    config = replace(
+        config, compile_cache=tmp_path, quantization=Quantization.INT8, require_compiled=is_required
+    )
+    backend = TorchBackend(config)
+    backend._kernels._preparations.insert(0, fail)  # the last one to be run
+    layers = [layer for layer in backend._model.modules() if isinstance(layer, QuantizedLinear)]
+    plain = [layer.weight.clone() for layer in layers]
+    expected = ModelLoadError if is_required else BackendUnusableError
+
+    def start() -> None:
+        backend.warmup()
         _proceed(backend)
+
+    with pytest.raises(expected, match="could not be packed"):
+        start()
+    assert not any(torch.equal(layer.weight, weight) for layer, weight in zip(layers, plain, strict=True))
 
 
 @pytest.mark.parametrize("has_kernels", [False, True])

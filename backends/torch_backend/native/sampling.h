@@ -2,8 +2,9 @@
 // the torch operations in `sampler.py`.
 //
 // No scores are sorted. A filter is a threshold on them, which is found by bisection: each pass reads only
-// the candidates that are left. The highest scores of segments of the vocabulary bound the threshold from
-// below, so that most tokens are no candidates.
+// the candidates that are left. Most tokens are no candidates. For top_k, the highest scores of segments of
+// the vocabulary bound the threshold from below. For top_p they give a guess: where it is too high, as for
+// flat distributions, the row is read again.
 
 #pragma once
 
@@ -191,7 +192,8 @@ struct Scores {
       Floats largest = broadcast(kBannedScore);
       for (int64_t i = first; i < std::min(first + kSegment, size); i += kLanes) {
         const Lanes lanes = first_lanes(size - i);
-        largest = select(lanes, max(largest, load(logits + i, lanes)), largest);
+        const Floats values = load(logits + i, lanes);
+        largest = select(lanes, max(values, largest), largest);  // the second operand where the first is NaN
       }
       of_segment.push_back(largest_of(largest));
     }
@@ -203,7 +205,7 @@ struct Scores {
     }
     for (float& score : of_segment) {
       score = (score - largest) / temperature;
-      if (std::isnan(score)) score = kBannedScore;  // of a row without a finite logit; `bound` needs an order
+      if (std::isnan(score)) score = kBannedScore;  // of infinite logits; `bound` needs an order
     }
   }
 

@@ -108,3 +108,39 @@ def test_nan_and_infinite_logits_draw_a_token_of_the_vocabulary(
     ):
         tokens = sampler.sample(logits, sampler.plan(draws)).token_ids
         assert bool(((tokens >= 0) & (tokens < vocab_size)).all())
+
+
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+def test_nan_in_a_part_of_the_vocabulary_draws_a_finite_logit(top_p: float) -> None:
+    """The highest scores of segments are compared. Of half of them they are NaN here."""
+    num_slots, vocab_size, top_k = 200, 40 * 512, 30
+    sampler = Sampler(num_slots, vocab_size, torch.device("cpu"), Kernels(are_used=True))
+    logits = _random(num_slots, vocab_size, dtype=torch.float32)
+    logits.view(num_slots, 40, 512)[:, ::2] = torch.nan
+    params = SamplingParams(temperature=1.0, top_p=top_p, top_k=top_k)
+    draws = {slot: Draw(params, output_index=slot) for slot in range(num_slots)}
+    tokens = sampler.sample(logits, sampler.plan(draws)).token_ids
+    highest = logits.nan_to_num(-torch.inf).topk(top_k).indices
+    assert bool((highest == tokens[:, None]).any(dim=1).all())
+
+
+def test_a_nucleus_wider_than_its_guess_is_that_of_torch() -> None:
+    """Every segment has one likely token, and together they lack a quarter of the mass of `top_p`.
+
+    The others are only just heavy enough to belong to it.
+    """
+    num_slots, vocab_size = 200, 40 * 512
+    logits = torch.full((1, vocab_size), -3.0)
+    logits[:, ::512] = 0.0
+    rows = logits.expand(num_slots, vocab_size)
+    params = SamplingParams(temperature=1.0, top_p=0.05)
+    draws = {slot: Draw(params, output_index=slot) for slot in range(num_slots)}
+    expected, found = (
+        sampler.sample(rows, sampler.plan(draws)).token_ids
+        for sampler in (
+            Sampler(num_slots, vocab_size, torch.device("cpu"), Kernels(are_used))
+            for are_used in (False, True)
+        )
+    )
+    assert torch.equal(found, expected)
+    assert bool((logits[0, found] < 0).any())

@@ -6,8 +6,9 @@ ms and one of 32 tokens 40 ms. The first chunk of a gap is the large one: 2,000 
 which only the small chunk fits, at 800 tokens/s. To decode at once and start the next gap with a large chunk
 yields 256 tokens in 138 ms, 1,855 tokens/s. So decode goes first.
 
-Estimates are kept by shape and by the power of two of the context, because a chunk's attention grows with the
-tokens before it.
+Estimates are kept by shape, for contexts of powers of two, and interpolated between them: a chunk's attention
+grows with the tokens before it. Steps scatter about their estimates. So that 99 of 100 end in time, a step
+must fit with a multiple of the mean error.
 """
 
 from collections import defaultdict
@@ -20,6 +21,8 @@ from scheduler.prefill import Prefill
 
 _SECONDS_PER_TOKEN = 1e-3  # assumed until the first prefill is timed: a slow processor
 _SMOOTHING = 0.3  # weight of the newest step in a running estimate
+_ERROR_SMOOTHING = 0.05  # in the mean error: one late step must not exclude large shapes for long; our guess
+_LATE = 2.9  # mean errors, by which 1 % of normally distributed times are later than their mean
 _ROUNDING = 1e-9  # seconds: the rounding of sums must not decide whether a step fits
 _NOISE = 0.1  # share of a rate: plans whose rates differ by less count as equally fast
 _BRIEF_COST = 0.2  # share of the best rate that brief steps may cost; our guess
@@ -35,7 +38,8 @@ class _Plan(NamedTuple):
     num_first_tokens: int  # of the first prompt
     num_tokens: int  # of all prompts, without padding
     seconds: float  # expected
-    is_timed: bool  # `seconds` comes from steps of this shape and context
+    latest_seconds: float  # exceeded by one step of a hundred
+    is_timed: bool  # `seconds` comes from steps of this shape and about this context
 
     @property
     def optimistic_rate(self) -> float:
@@ -132,14 +136,14 @@ class Pacing:
         decode_seconds = self._decode_round_seconds(decoding)
         usable_gap = self._max_inter_token_latency - decode_seconds + _ROUNDING
         left = self._waiting_since(decoding) - now + usable_gap
-        in_time = [plan for plan in plans if plan.seconds <= left]
+        in_time = [plan for plan in plans if plan.latest_seconds <= left]
         if not self._has_read_since_decode and not self._have_skipped(decoding):
             # Each gap has at least one prefill step. Otherwise a bound that no step meets would stop prefill
             # for ever. A gap in which rows skip steps ends before: no step of all rows is then late.
             return in_time or [min(plans, key=lambda plan: plan.seconds)]
         # A gap has one decode round, so its cost is part of the rate that the next gap could reach.
         next_rate = max(
-            (plan.rate(decode_seconds) for plan in plans if plan.seconds <= usable_gap), default=0.0
+            (plan.rate(decode_seconds) for plan in plans if plan.latest_seconds <= usable_gap), default=0.0
         )
         return [plan for plan in in_time if plan.rate() >= next_rate]
 
@@ -225,13 +229,15 @@ class _DecodeTimes:
 
 
 class _PrefillTimes:
-    """Running estimates of how long one model's prefill steps take."""
+    """Running estimates of how long one model's prefill steps take, and of their relative error."""
 
     def __init__(self, shapes: Sequence[PrefillShape]) -> None:
         self._shapes = shapes
-        self._seconds: dict[tuple[PrefillShape, int], float] = {}  # by shape and context bucket
+        # By shape and the binary logarithm of the context.
+        self._seconds: dict[tuple[PrefillShape, int], float] = {}
         # For each pair that was never timed, the most similar pair that was.
         self._nearest_timed: dict[tuple[PrefillShape, int], tuple[PrefillShape, int]] = {}
+        self._error = 0.0
 
     def plans(self, prompts: Sequence[Prefill]) -> list[_Plan]:
         """Return each shape's plan."""
@@ -239,21 +245,49 @@ class _PrefillTimes:
 
     def observe(self, batch: PrefillBatch, elapsed: float) -> None:
         """Update the estimates from a step that took `elapsed` seconds."""
-        bucket = _context_bucket(max(row.start + len(row.token_ids) for row in batch.rows))
-        if (batch.shape, bucket) not in self._seconds:
-            self._nearest_timed.clear()
-        self._learn(batch.shape, bucket, elapsed)
+        context = max(row.start + len(row.token_ids) for row in batch.rows)
+        expected = self._expected(batch.shape, context)
+        if expected is not None:
+            error = abs(elapsed - expected) / max(expected, _ROUNDING)
+            self._error += _ERROR_SMOOTHING * (error - self._error)
+        self._learn(batch.shape, context, elapsed)
         # A larger shape costs no more a token than this one. So a shape whose only step was slow gets another
         # trial.
         for larger in self._shapes:
             upper_bound = elapsed * _num_padded(larger) / _num_padded(batch.shape)
             is_larger = upper_bound > elapsed
-            if is_larger and self._seconds.get((larger, bucket), 0.0) > upper_bound:
-                self._learn(larger, bucket, upper_bound)
+            if is_larger and (self._expected(larger, context) or 0.0) > upper_bound:
+                self._learn(larger, context, upper_bound)
 
-    def _learn(self, shape: PrefillShape, bucket: int, seconds: float) -> None:
-        estimate = self._seconds.get((shape, bucket))
-        self._seconds[shape, bucket] = _blend(estimate, seconds)
+    def _learn(self, shape: PrefillShape, context: int, seconds: float) -> None:
+        """Move the estimates of the powers of two around `context`, so that theirs of `context` is smoothed.
+
+        One that is new is first that of a line through the two before.
+        """
+        exponent, share = _position(context)
+        below, above = (shape, exponent), (shape, exponent + 1)
+        if above not in self._seconds or below not in self._seconds:
+            self._nearest_timed.clear()
+        start = self._seconds.setdefault(below, seconds)
+        rise = start - self._seconds.get((shape, exponent - 1), start)
+        self._seconds.setdefault(above, max(seconds, start + 2 * rise))
+        missing = seconds - self._interpolated(below, above, share)
+        change = _SMOOTHING * missing / ((1 - share) ** 2 + share**2)
+        self._seconds[below] += (1 - share) * change
+        self._seconds[above] += share * change
+
+    def _expected(self, shape: PrefillShape, context: int) -> float | None:
+        """Return the seconds of a step, or None if no such step was timed."""
+        exponent, share = _position(context)
+        below, above = (shape, exponent), (shape, exponent + 1)
+        if below not in self._seconds or above not in self._seconds:
+            return None
+        return self._interpolated(below, above, share)
+
+    def _interpolated(
+        self, below: tuple[PrefillShape, int], above: tuple[PrefillShape, int], share: float
+    ) -> float:
+        return (1 - share) * self._seconds[below] + share * self._seconds[above]
 
     def _plan(self, shape: PrefillShape, prompts: Sequence[Prefill]) -> _Plan:
         """Return the plan that reads the first prompts, one for each row of the shape."""
@@ -263,19 +297,20 @@ class _PrefillTimes:
             longest = max(longest, end)
             num_tokens += end - prompt.num_computed_tokens
             num_first_tokens = num_first_tokens or num_tokens
-        bucket = _context_bucket(longest)
-        timed = self._seconds.get((shape, bucket))
-        seconds = self._guess(shape, bucket) if timed is None else timed
-        return _Plan(shape, num_first_tokens, num_tokens, seconds, timed is not None)
+        timed = self._expected(shape, longest)
+        seconds = self._guess(shape, longest) if timed is None else timed
+        latest = seconds * (1 + _LATE * self._error)
+        return _Plan(shape, num_first_tokens, num_tokens, seconds, latest, timed is not None)
 
-    def _guess(self, shape: PrefillShape, bucket: int) -> float:
+    def _guess(self, shape: PrefillShape, context: int) -> float:
         """Scale the most similar timed step by the ratio of the shapes' tokens."""
         if not self._seconds:
             return _num_padded(shape) * _SECONDS_PER_TOKEN
-        nearest = self._nearest_timed.get((shape, bucket))
+        exponent, _ = _position(context)
+        nearest = self._nearest_timed.get((shape, exponent))
         if nearest is None:
-            nearest = min(self._seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - bucket)))
-            self._nearest_timed[shape, bucket] = nearest
+            nearest = min(self._seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - exponent)))
+            self._nearest_timed[shape, exponent] = nearest
         return self._seconds[nearest] * _num_padded(shape) / _num_padded(nearest[0])
 
 
@@ -294,5 +329,7 @@ def _num_padded(shape: PrefillShape) -> int:
     return shape.num_rows * shape.num_tokens
 
 
-def _context_bucket(num_tokens: int) -> int:
-    return num_tokens.bit_length()
+def _position(context: int) -> tuple[int, float]:
+    """Return the exponent of the power of two below a context, and how far it is to the next, in [0, 1)."""
+    exponent = context.bit_length() - 1
+    return exponent, context / 2**exponent - 1

@@ -1,5 +1,6 @@
 """Neither prefill nor decode starves: a bound on the time between tokens, on a virtual clock."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -90,13 +91,42 @@ def attention_time(batch: Batch) -> float:
     return step_time(batch) * (1 + context / 16_384)
 
 
-def test_the_bound_holds_nearly_while_the_context_grows() -> None:
-    """Estimates lag a little behind."""
+def test_the_bound_holds_while_the_context_grows() -> None:
+    """Within 5 % for the first prompt, and 1 % for the next, whose contexts were timed."""
     engine = drive(0.3, step_time=attention_time)
-    engine.send(request("stream", 10, max_tokens=2000))
+    engine.send(request("stream", 10, max_tokens=1000))
     engine.step()
-    engine.run(request("long", 30_000, max_tokens=1))
-    assert longest_gap(engine, "stream") <= 0.3 * 1.05
+    longest = list[float]()
+    for name in ("long", "again"):
+        engine.send(request(name, 30_000, max_tokens=1))
+        num_before = len(engine.token_times["stream", 0])
+        while (name, 0) not in engine.token_times:
+            engine.step()
+        times = engine.token_times["stream", 0][num_before:]
+        assert len(times) > 80
+        longest.append(max(later - earlier for earlier, later in pairwise(times)))
+    assert longest[0] <= 0.3 * 1.05
+    assert longest[1] <= 0.3 * 1.01
+
+
+@pytest.mark.parametrize(("scatter", "max_late"), [(0.03, 0.01), (0.06, 0.01), (0.1, 0.02)])
+def test_few_tokens_come_after_the_bound_while_step_times_scatter(scatter: float, max_late: float) -> None:
+    """Few more than one in a hundred, since estimates scatter too."""
+    noise = random.Random(3)
+
+    def scattering_time(batch: Batch) -> float:
+        return attention_time(batch) * max(noise.gauss(1, scatter), 0.1)
+
+    engine = drive(0.3, step_time=scattering_time)
+    engine.send(request("stream", 10, max_tokens=5000))
+    engine.step()
+    engine.run(*(request(f"long {i}", 30_000, max_tokens=1) for i in range(8)))
+    last = max(engine.token_times[f"long {i}", 0][0] for i in range(8))
+    times = [time for time in engine.token_times["stream", 0] if time <= last]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert len(gaps) > 700
+    assert sum(gap > 0.3 for gap in gaps) / len(gaps) <= max_late
+    assert last < 1.2 * 8 * 30_000 * SECONDS_PER_TOKEN * (1 + 15_000 / 16_384)
 
 
 def test_estimates_follow_a_device_that_slows_down() -> None:

@@ -91,7 +91,7 @@ class DraftedQueue:
     def _start(self, add: AdmittedAdd, outcome: Outcome) -> None:
         drafting = self._drafting
         pool = drafting.services.client.spec.pools[add.pool].name
-        self._drafted = Drafted(outcome.value, len(add.prompt_token_ids), self._num_read, pool)
+        self._drafted = Drafted(outcome.value, add.prompt_token_ids, self._num_read, pool)
         num_removed = len(drafting.whole.prompt_token_ids) - len(add.prompt_token_ids)
         drafting.services.metrics.drafted(outcome.value, num_removed)
         queue = self._make_queue(AdmittedAdd(replace(add, turn=self._turn)))

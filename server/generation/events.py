@@ -30,15 +30,19 @@ class DraftProgress:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A draft is done with the prompt, of which the model reads `num_read_tokens` in `pool`.
+    """A draft is done with the prompt, of which the model reads `read_token_ids` in `pool`.
 
     `num_draft_tokens` is 0 if the draft's scores were remembered.
     """
 
     outcome: str
-    num_read_tokens: int
+    read_token_ids: tuple[int, ...]
     num_draft_tokens: int
     pool: str
+
+    @property
+    def num_read_tokens(self) -> int:
+        return len(self.read_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from server.http.rate_limits import DEFAULT_MAX_TOKENS
 from server.http.record import RequestRecord, tenant
 from server.logs import fields
 from server.options.settings import PrefixSharing
-from server.protocol.generation import GenerationRequest
+from server.protocol.generation import ChoicesRequest, GenerationRequest
 from server.services import Services
 from server.text.renderer import PromptTooLongError, Renderer, RenderError
 from server.text.stop_regex import StopRegexError
@@ -201,7 +201,12 @@ async def prepare(reserved: Reserved) -> Prepared:
         await _log_prompts(adds, services)
     await call.record.quota.reserve(sum(_max_cost(add, task) for add in adds))
     pools = tuple(services.client.spec.pools[add.pool].name for add in adds)
-    tally = Tally(tuple(len(add.prompt_token_ids) for add in adds), pools, task.options.num_choices)
+    tally = Tally(
+        tuple(len(add.prompt_token_ids) for add in adds),
+        pools,
+        task.options.num_choices,
+        returns_token_ids=isinstance(task.options, ChoicesRequest) and bool(task.options.return_token_ids),
+    )
     chooses_pool = context.pool is None and len(services.client.spec.pools) > 1
     shortens = await _drafting(call, rendered, adds, chooses_pool=chooses_pool)
     if task.pooling is None and (shortens is None or not shortens.chooses_pool):

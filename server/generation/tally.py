@@ -40,6 +40,7 @@ class Tally:
     num_prompt_tokens: tuple[int, ...]
     pools: tuple[str, ...]
     num_choices: int
+    returns_token_ids: bool = False
     drafted: Drafted | None = None  # how a draft shortened the only prompt
     _draft_progress: DraftProgress | None = None
     _num_read: list[int] = field(init=False)
@@ -126,11 +127,14 @@ class Tally:
         """What a draft did to the prompt; None without one."""
         if self.drafted is None:
             return None
-        return {
+        counts: SpeculativePrefillUsage = {
             "outcome": self.drafted.outcome,
             "read_tokens": self.drafted.num_read_tokens,
             "draft_tokens": self.drafted.num_draft_tokens,
         }
+        if self.returns_token_ids:
+            counts["read_token_ids"] = list(self.drafted.read_token_ids)
+        return counts
 
     @property
     def progress(self) -> str:

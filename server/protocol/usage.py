@@ -41,12 +41,13 @@ class SpeculativePrefillUsage(TypedDict):
     """Ours, where a draft was to shorten the prompt: what came of it, and the tokens that each model read.
 
     `read_tokens` are those of the model that answers, restored ones included. `draft_tokens` are the draft's;
-    0 if it had read the same prompt before.
+    0 if it had read the same prompt before. `read_token_ids` come with `return_token_ids`.
     """
 
     outcome: str
     read_tokens: int
     draft_tokens: int
+    read_token_ids: NotRequired[list[int]]
 
 
 class Usage(TypedDict):

@@ -113,6 +113,13 @@ def test_the_model_reads_the_parts_that_the_draft_keeps(server: RunningServer, r
     assert len(kept) < 50
 
 
+def test_the_tokens_that_the_model_reads_are_returned(server: RunningServer) -> None:
+    answer = post(server, return_token_ids=True).json()
+    read_token_ids = answer["usage"]["speculative_prefill"]["read_token_ids"]
+    assert tuple(read_token_ids) == last_add(server).prompt_token_ids
+    assert len(answer["prompt_token_ids"]) == answer["usage"]["prompt_tokens"] > len(read_token_ids)
+
+
 def test_a_prompt_below_the_threshold_is_read_as_without_a_draft(renderer: Renderer) -> None:
     with serve(renderer, backend_spec=LIMITS) as plain:
         expected = post(plain)

@@ -10,6 +10,9 @@ chunks of the draft's tokens, with the same sentences around them, and the same 
 by the words of the question, `newest` the last ones, and `random` ones, a control that must lose.
 `snapstream` reads the whole prompt into a slot of policy snapstream with that share of the prompt's entries,
 and `both` the draft's choice of twice that share into such a slot. All others use slots that hold all.
+
+`kept` is the score of the text that the model reads, as if it were the answer: whether what a right answer
+needs was kept. It does not depend on what the model can do.
 """
 
 import argparse
@@ -64,6 +67,7 @@ class Answer:
     """One case's answer. `num_read` are the prompt's tokens that the model read."""
 
     score: float
+    kept: float  # the score of the prompt that the model read
     num_read: int
     ttft: float  # seconds
 
@@ -223,6 +227,7 @@ class Measurement:
         num_tokens = len(self._tokenizer.encode(case.answer, add_special_tokens=False))
         body = {
             **fields,
+            "return_token_ids": True,
             "max_tokens": int(_MAX_TOKENS_RATIO * num_tokens) + _EXTRA_TOKENS,
             "temperature": 0,
             "cache_salt": str(self._num_sent),
@@ -248,8 +253,11 @@ class Measurement:
                 usage = chunk["usage"] or usage
         if usage is None or ttft is None:
             raise EvalError(f"{url} ended an answer early")
-        drafted = usage.get("speculative_prefill", {"read_tokens": usage["prompt_tokens"]})
-        return Answer(score(case, text), drafted["read_tokens"], ttft)
+        read, num_read = fields["prompt"], usage["prompt_tokens"]
+        if "speculative_prefill" in usage:
+            token_ids = usage["speculative_prefill"]["read_token_ids"]
+            read, num_read = self._tokenizer.decode(token_ids), len(token_ids)
+        return Answer(score(case, text), score(case, read), num_read, ttft)
 
 
 def write_cases(plan: Plan, tokenizer: Tokenizer) -> dict[str, list[Case]]:
@@ -279,8 +287,8 @@ def table(rows: Sequence[Row]) -> str:
     """Return the rows as Markdown: right answers with 95 % intervals, tokens read, and TTFT."""
     names = list(rows[0].answers)
     lines = [
-        f"| setting | mean, % | tokens read | median TTFT, s | {' | '.join(names)} |",
-        "|---" * (4 + len(names)) + "|",
+        f"| setting | mean, % | kept, % | tokens read | median TTFT, s | {' | '.join(names)} |",
+        "|---" * (5 + len(names)) + "|",
     ]
     for row in rows:
         low, high = mean_interval(row.scores)
@@ -288,6 +296,7 @@ def table(rows: Sequence[Row]) -> str:
         cells = [
             row.label,
             f"{mean_of_means(row.scores):.1f} ({low:.0f} to {high:.0f})",
+            f"{100 * statistics.fmean(answer.kept for answer in answers):.1f}",
             f"{statistics.fmean(answer.num_read for answer in answers):.0f}",
             f"{statistics.median(answer.ttft for answer in answers):.2f}",
             *(f"{statistics.fmean(scores):.0f}" for scores in row.scores),

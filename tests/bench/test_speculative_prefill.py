@@ -54,6 +54,10 @@ def test_all_settings_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture
         num_read = {row["setting"]: row["answers"][task][0]["num_read"] for row in rows}
         assert num_read.pop("snapstream") == num_read.pop("whole") > num_read.pop("both")
         assert max(num_read.values()) < 0.7 * rows[0]["answers"][task][0]["num_read"]
+        kept = {row["setting"]: row["answers"][task][0]["kept"] for row in rows}
+        assert kept["whole"] == kept["snapstream"] == 1
+        assert set(kept.values()) <= {0, 1}
+        assert kept["newest"] == (task == "code"), "only this fact is in the second half"
     assert capsys.readouterr().out.count("\n") == 2 + len(SETTINGS)
 
 

@@ -112,7 +112,7 @@ class ReorderedLinear(nn.Module):
         self._plain = None
 
     def _plain_product(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        if onednn.multiplies(weight.dtype) or hidden.numel() < _MANY_ROWS * hidden.shape[-1]:
+        if hidden.numel() < _MANY_ROWS * hidden.shape[-1] or onednn.multiplies(weight.dtype):
             return nn.functional.linear(hidden, weight, self.bias)
         rows = hidden.float()
         parts = parts_of(weight, rows.dtype)

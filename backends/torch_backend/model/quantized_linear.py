@@ -22,7 +22,7 @@ _LARGEST = 127  # -128 is left out, for symmetry
 _ZERO_POINT = 128  # of weights for int8 rows: one operand of the processor's product is unsigned
 _MAX_INPUTS = 2**16  # of int8 rows: the kernels' sums fit 32 bits
 _OUTPUTS_AT_ONCE = 1024  # outputs that are float32 at once during quantization
-_BYTES_AT_ONCE = 2**13  # of each input that are converted at once: the copy is small beside the weight
+_BYTES_PER_INPUT = 2**13  # that are converted at once: the copy is small beside the weight
 
 
 class QuantizedLinear(nn.Module):
@@ -122,7 +122,7 @@ def quantized_product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
 
 def parts_of(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Return the parts in which a weight [output, input] is converted to `dtype`."""
-    return torch.split(weight, _BYTES_AT_ONCE // dtype.itemsize)
+    return torch.split(weight, _BYTES_PER_INPUT // dtype.itemsize)
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -379,6 +379,7 @@ def test_a_backend_whose_weights_are_packed_in_part_is_unusable(
     backend = TorchBackend(config)
     backend._kernels._preparations.insert(0, fail)  # the last one to be run
     layers = [layer for layer in backend._model.modules() if isinstance(layer, QuantizedLinear)]
+    assert layers
     plain = [layer.weight.clone() for layer in layers]
     expected = ModelLoadError if is_required else BackendUnusableError
 

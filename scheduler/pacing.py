@@ -22,7 +22,8 @@ from scheduler.prefill import Prefill
 _SECONDS_PER_TOKEN = 1e-3  # assumed until the first prefill is timed: a slow processor
 _SMOOTHING = 0.3  # weight of the newest step in a running estimate
 _ERROR_SMOOTHING = 0.05  # in the mean error: one late step must not exclude large shapes for long; our guess
-_LATE = 2.9  # mean errors, by which 1 % of normally distributed times are later than their mean
+_LATE = 2.9  # 1 % of normally distributed times exceed their mean by so many mean errors
+_LARGEST_ERROR = 1.0  # relative; a step that took ten times as long says little about the next
 _ROUNDING = 1e-9  # seconds: the rounding of sums must not decide whether a step fits
 _NOISE = 0.1  # share of a rate: plans whose rates differ by less count as equally fast
 _BRIEF_COST = 0.2  # share of the best rate that brief steps may cost; our guess
@@ -38,7 +39,7 @@ class _Plan(NamedTuple):
     num_first_tokens: int  # of the first prompt
     num_tokens: int  # of all prompts, without padding
     seconds: float  # expected
-    latest_seconds: float  # exceeded by one step of a hundred
+    latest_seconds: float  # exceeded by about one step of a hundred
     is_timed: bool  # `seconds` comes from steps of this shape and about this context
 
     @property
@@ -248,7 +249,7 @@ class _PrefillTimes:
         context = max(row.start + len(row.token_ids) for row in batch.rows)
         expected = self._expected(batch.shape, context)
         if expected is not None:
-            error = abs(elapsed - expected) / max(expected, _ROUNDING)
+            error = min(abs(elapsed / expected - 1), _LARGEST_ERROR)
             self._error += _ERROR_SMOOTHING * (error - self._error)
         self._learn(batch.shape, context, elapsed)
         # A larger shape costs no more a token than this one. So a shape whose only step was slow gets another
@@ -260,21 +261,22 @@ class _PrefillTimes:
                 self._learn(larger, context, upper_bound)
 
     def _learn(self, shape: PrefillShape, context: int, seconds: float) -> None:
-        """Move the estimates of the powers of two around `context`, so that theirs of `context` is smoothed.
+        """Move the estimates of the two powers of two around `context` toward `seconds`.
 
-        One that is new is first that of a line through the two before.
+        They change in proportion, and so stay positive. A new one continues the line through the two before.
         """
         exponent, share = _position(context)
         below, above = (shape, exponent), (shape, exponent + 1)
-        if above not in self._seconds or below not in self._seconds:
+        seconds = max(seconds, _ROUNDING)
+        if self._expected(shape, context) is None:
             self._nearest_timed.clear()
-        start = self._seconds.setdefault(below, seconds)
-        rise = start - self._seconds.get((shape, exponent - 1), start)
-        self._seconds.setdefault(above, max(seconds, start + 2 * rise))
-        missing = seconds - self._interpolated(below, above, share)
-        change = _SMOOTHING * missing / ((1 - share) ** 2 + share**2)
-        self._seconds[below] += (1 - share) * change
-        self._seconds[above] += share * change
+            # What is known was extrapolated, perhaps from an outlier.
+            start = self._seconds[below] = min(self._seconds.get(below, seconds), seconds)
+            rise = start - self._seconds.get((shape, exponent - 1), start)
+            self._seconds.setdefault(above, max(seconds, start + 2 * rise))
+        error = min(seconds / self._interpolated(below, above, share) - 1, _LARGEST_ERROR)
+        self._seconds[below] *= 1 + _SMOOTHING * (1 - share) * error
+        self._seconds[above] *= 1 + _SMOOTHING * share * error
 
     def _expected(self, shape: PrefillShape, context: int) -> float | None:
         """Return the seconds of a step, or None if no such step was timed."""
@@ -309,7 +311,7 @@ class _PrefillTimes:
         exponent, _ = _position(context)
         nearest = self._nearest_timed.get((shape, exponent))
         if nearest is None:
-            nearest = min(self._seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - exponent)))
+            nearest = min(self._seconds, key=lambda timed: (abs(timed[1] - exponent), timed[0] != shape))
             self._nearest_timed[shape, exponent] = nearest
         return self._seconds[nearest] * _num_padded(shape) / _num_padded(nearest[0])
 

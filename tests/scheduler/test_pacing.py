@@ -92,12 +92,12 @@ def attention_time(batch: Batch) -> float:
 
 
 def test_the_bound_holds_while_the_context_grows() -> None:
-    """Within 5 % for the first prompt, and 1 % for the next, whose contexts were timed."""
+    """Nearly while the estimates are made, then exactly."""
     engine = drive(0.3, step_time=attention_time)
     engine.send(request("stream", 10, max_tokens=1000))
     engine.step()
     longest = list[float]()
-    for name in ("long", "again"):
+    for name in ("first", "second", "third"):
         engine.send(request(name, 30_000, max_tokens=1))
         num_before = len(engine.token_times["stream", 0])
         while (name, 0) not in engine.token_times:
@@ -105,8 +105,8 @@ def test_the_bound_holds_while_the_context_grows() -> None:
         times = engine.token_times["stream", 0][num_before:]
         assert len(times) > 80
         longest.append(max(later - earlier for earlier, later in pairwise(times)))
-    assert longest[0] <= 0.3 * 1.05
-    assert longest[1] <= 0.3 * 1.01
+    assert max(longest[:2]) <= 0.3 * 1.02
+    assert longest[2] <= 0.3 + 1e-6
 
 
 @pytest.mark.parametrize(("scatter", "max_late"), [(0.03, 0.01), (0.06, 0.01), (0.1, 0.02)])
@@ -127,6 +127,57 @@ def test_few_tokens_come_after_the_bound_while_step_times_scatter(scatter: float
     assert len(gaps) > 700
     assert sum(gap > 0.3 for gap in gaps) / len(gaps) <= max_late
     assert last < 1.2 * 8 * 30_000 * SECONDS_PER_TOKEN * (1 + 15_000 / 16_384)
+
+
+def seconds_of_prompts(step_seconds: Callable[[int], float | None]) -> list[float]:
+    """Return how long each of six prompts of 5,000 tokens is read beside a stream.
+
+    `step_seconds` returns the time of the prefill step of a number, or None for the usual one.
+    """
+    num_steps = 0
+
+    def time(batch: Batch) -> float:
+        nonlocal num_steps
+        if isinstance(batch, DecodeBatch):
+            return attention_time(batch)
+        num_steps += 1
+        return step_seconds(num_steps) or attention_time(batch)
+
+    engine = drive(0.2, step_time=time)
+    engine.send(request("stream", 10, max_tokens=20_000))
+    engine.step()
+    seconds = []
+    for number in range(6):
+        start = engine.clock.now()
+        engine.send(request(f"long {number}", 5000, max_tokens=1))
+        while (f"long {number}", 0) not in engine.token_times:
+            engine.step()
+        seconds.append(engine.clock.now() - start)
+    return seconds
+
+
+@pytest.mark.parametrize("slow_steps", [range(1, 4), range(60, 61), range(100, 103)])
+def test_a_few_very_slow_steps_slow_no_later_prompt(slow_steps: range) -> None:
+    usual = seconds_of_prompts(lambda _: None)
+    slowed = seconds_of_prompts(lambda number: 10.0 if number in slow_steps else None)
+    hit = max(range(6), key=lambda index: slowed[index])
+    assert slowed[hit] > 10.0
+    assert max(slowed[hit + 1 :]) <= 1.1 * max(usual)
+
+
+def test_rare_slow_steps_cost_little_more_than_their_time() -> None:
+    """One of fifty takes 3 s. Estimates stay positive: a negative one would be the fastest plan of all."""
+    slow_steps = list[int]()
+
+    def note(number: int) -> float | None:
+        if number % 50 != 7:
+            return None
+        slow_steps.append(number)
+        return 3.0
+
+    usual, slowed = seconds_of_prompts(lambda _: None), seconds_of_prompts(note)
+    assert len(slow_steps) >= 5
+    assert sum(slowed) - 3.0 * len(slow_steps) <= 1.2 * sum(usual)
 
 
 def test_estimates_follow_a_device_that_slows_down() -> None:

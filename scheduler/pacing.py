@@ -311,7 +311,7 @@ class _PrefillTimes:
         exponent, _ = _position(context)
         nearest = self._nearest_timed.get((shape, exponent))
         if nearest is None:
-            nearest = min(self._seconds, key=lambda timed: (abs(timed[1] - exponent), timed[0] != shape))
+            nearest = min(self._seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - exponent)))
             self._nearest_timed[shape, exponent] = nearest
         return self._seconds[nearest] * _num_padded(shape) / _num_padded(nearest[0])
 

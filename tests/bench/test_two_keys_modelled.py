@@ -7,9 +7,9 @@ from scheduler.fairness import DeviceTurns
 
 
 def test_short_steps_shorten_the_wait_and_cost_the_flood_a_part() -> None:
-    ratio, rate = modelled(20, 0.5)
-    assert modelled(20, 0.5) == (ratio, rate)
+    ratio, rate = modelled(60, 0.5)
+    assert modelled(60, 0.5) == (ratio, rate)
     with patch.object(DeviceTurns, "expects_other", return_value=False):
-        long_ratio, long_rate = modelled(20, 0.5)
+        long_ratio, long_rate = modelled(60, 0.5)
     assert 1.0 < ratio < long_ratio
     assert 0.75 * long_rate < rate < long_rate

@@ -22,7 +22,7 @@ from scheduler.prefill import Prefill
 _SECONDS_PER_TOKEN = 1e-3  # assumed until the first prefill is timed: a slow processor
 _SMOOTHING = 0.3  # weight of the newest step in a running estimate
 _ERROR_SMOOTHING = 0.05  # in the mean error: one late step must not exclude large shapes for long; our guess
-_LATE = 2.9  # 1 % of normally distributed times exceed their mean by so many mean errors
+_LATE = 2.9  # mean errors above the mean, which 1 % of normally distributed times exceed
 _LARGEST_ERROR = 1.0  # relative; a step that took ten times as long says little about the next
 _ROUNDING = 1e-9  # seconds: the rounding of sums must not decide whether a step fits
 _NOISE = 0.1  # share of a rate: plans whose rates differ by less count as equally fast

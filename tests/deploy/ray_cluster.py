@@ -1,4 +1,4 @@
-"""One Ray cluster with one application after the other, in Ray's own environment.
+"""One Ray cluster with three applications beside each other, in Ray's own environment.
 
 `test_ray` starts this module, and reads what it prints: what each of them answered.
 """
@@ -6,9 +6,11 @@
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray import serve
@@ -17,7 +19,14 @@ from tests.deploy import ray_health, ray_limits, ray_load
 from tests.e2e.process import free_port
 from tests.paths import ROOT
 
-NUM_CPUS = 4  # as Ray counts them: replicas of the application before may still be ending
+NUM_CPUS = 8  # as Ray counts them: replicas may still be ending when others start
+START_LIMIT = 300.0  # seconds, for a machine that is busy with other things
+# Each application and the paths that it answers. `ray_limits` is last, since it changes the ingress.
+APPLICATIONS = {
+    "health": ("/v1/chat/completions", ray_health),
+    "load": ("/", ray_load),
+    "limits": ("/v1/files", ray_limits),
+}
 ENVIRONMENT = {
     "PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'ray'}",
     "OMP_NUM_THREADS": "1",
@@ -44,13 +53,30 @@ def cluster(folder: Path) -> Iterator[str]:
     ray.shutdown()
 
 
+def start_applications() -> None:
+    """Start them together, and wait until all of them run."""
+    for name, (path, module) in APPLICATIONS.items():
+        serve.run_many(
+            [serve.RunTarget(module.application(), name, path)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+    end = time.monotonic() + START_LIMIT
+    while {each.status for each in serve.status().applications.values()} != {"RUNNING"}:
+        assert time.monotonic() < end, serve.status()
+        time.sleep(0.5)
+
+
+async def scenarios(url: str) -> dict[str, Any]:
+    """Return what each application answered. They wait for much, so they run together."""
+    found = await asyncio.gather(*(module.scenario(url) for _, module in APPLICATIONS.values()))
+    return dict(zip(APPLICATIONS, found, strict=True))
+
+
 def main(folder: Path) -> None:
-    found = {}
     with cluster(folder) as url:
-        for name, module in (("health", ray_health), ("load", ray_load), ("limits", ray_limits)):
-            serve.run(module.application(), name=name)
-            found[name] = asyncio.run(module.scenario(url))
-            serve.delete(name, _blocking=False)
+        start_applications()
+        found = asyncio.run(scenarios(url))
     print(json.dumps(found))
 
 

@@ -33,8 +33,9 @@ def application() -> serve.Application:
 
 async def complete(http: httpx.AsyncClient, max_tokens: int) -> tuple[int, str | None]:
     """Return the status of an answer, and the code of its error."""
-    body = {"prompt": "x", "max_tokens": max_tokens, "ignore_eos": True}
-    answer = await http.post("/v1/completions", json=body)
+    messages = [{"role": "user", "content": "x"}]
+    body = {"messages": messages, "max_tokens": max_tokens, "ignore_eos": True}
+    answer = await http.post("/v1/chat/completions", json=body)
     return answer.status_code, answer.json().get("error", {}).get("code")
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +20,10 @@ from ray import serve
 
 NUM_SLOTS = 8
 NUM_STREAMS = 64
+NUM_DYING = 12  # streams amid which a replica dies: few enough that all begin at once
+NUM_LAST = 4  # clients amid whose streams a replica ends: half of one replica's slots
+DOWNSCALE_DELAY = 20.0  # seconds of little load: longer than a replica takes to start
+REPORT_TIME = 1.5  # seconds after which the router knows what load there is
 ENVIRONMENT = {
     "SNAPSERVE_DTYPE": "float32",
     "SNAPSERVE_NUM_SLOTS": str(NUM_SLOTS),
@@ -40,7 +45,9 @@ class LoadedReplica(app.Replica):
 
 
 def application() -> serve.Application:
-    scale = app.Scale(min_replicas=1, max_replicas=2, num_cpus=1, upscale_delay=1, downscale_delay=15)
+    scale = app.Scale(
+        min_replicas=1, max_replicas=2, num_cpus=1, upscale_delay=1, downscale_delay=DOWNSCALE_DELAY
+    )
     with patch.object(app, "Replica", LoadedReplica):
         return app.build(scale)
 
@@ -119,8 +126,30 @@ async def until_running(count: int, seconds: float = 300) -> float:
     start = time.monotonic()
     while num_running() != count:
         assert time.monotonic() - start < seconds, serve.status()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
     return time.monotonic() - start
+
+
+async def until_replaced() -> None:
+    """Wait until a replica has ended and another one runs, or until Ray no longer wants two of them."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DOWNSCALE_DELAY + 5):
+            await until_running(1)
+            await until_running(2)
+
+
+async def until_two_run(http: httpx.AsyncClient) -> None:
+    """Send much load while it takes. Little load may have ended one."""
+    while num_running() < 2:
+        await asyncio.gather(*(stream(http, prefix(n), 64) for n in range(NUM_STREAMS)))
+
+
+async def keep_sending(http: httpx.AsyncClient, prompt: str, stop: asyncio.Event) -> list[Ended]:
+    """Stream one answer after the other. Returns them, the last of them begun before the stop."""
+    all_ended = []
+    while not stop.is_set():
+        all_ended.append(await stream(http, prompt, 200))
+    return all_ended
 
 
 async def scenario(url: str) -> dict[str, Any]:
@@ -145,23 +174,28 @@ async def scenario(url: str) -> dict[str, Any]:
                 )
             )
         ]
-        # One replica dies amid streams. Little load may have ended one.
-        while num_running() < 2:
-            await asyncio.gather(*(stream(http, prefix(n), 64) for n in range(NUM_STREAMS)))
-        begun = [asyncio.Event() for _ in range(2 * NUM_SLOTS)]
+        await asyncio.sleep(REPORT_TIME)
+        # One replica dies amid streams.
+        await until_two_run(http)
+        begun = [asyncio.Event() for _ in range(NUM_DYING)]
         dying = [
-            asyncio.create_task(stream(http, f"{n} is a number.", 400, begun[n]))
-            for n in range(2 * NUM_SLOTS)
+            asyncio.create_task(stream(http, f"{n} is a number.", 400, begun[n])) for n in range(NUM_DYING)
         ]
         await asyncio.gather(*(event.wait() for event in begun))
         ray.kill(busiest_replica())
+        replacing = asyncio.create_task(until_replaced())
         killed = await asyncio.gather(*dying)
         after = await asyncio.gather(*(stream(http, f"After {n}.", 8) for n in range(8)))
-        await until_running(2)
-        # With little load the surplus replica ends, and its last request before it.
-        last = [asyncio.create_task(stream(http, f"The end {n}.", 2500)) for n in range(2)]
+        await replacing
+        await until_two_run(http)
+        # With little load the surplus replica ends after its last requests. Both have some until then.
+        is_scaled_down = asyncio.Event()
+        last = [
+            asyncio.create_task(keep_sending(http, f"The end {n}.", is_scaled_down)) for n in range(NUM_LAST)
+        ]
         scaled_down = await until_running(1)
-        after += await asyncio.gather(*last)
+        is_scaled_down.set()
+        all_last = [ended for task in last for ended in await task]
         health = (await http.get("/health")).status_code
     return {
         "scaled_up_after": scaled_up,
@@ -171,5 +205,6 @@ async def scenario(url: str) -> dict[str, Any]:
         "hit_rate": sum(each.num_cached_tokens > 0 for each in shared) / len(shared),
         "killed": [asdict(each) | {"text": len(each.text)} for each in killed],
         "after": Counter(map(outcome, after)),
+        "last": Counter(map(outcome, all_last)),
         "health": health,
     }

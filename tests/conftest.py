@@ -10,6 +10,8 @@ from collections.abc import Generator, Iterator
 
 # Set before torch is imported: tiny models are fastest on one thread, and servers need the other cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Without their bytecode, each of the many processes that tests start would compile all of its modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 

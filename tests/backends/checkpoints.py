@@ -168,10 +168,14 @@ HYBRIDS = ("falcon-h1", "qwen3-next")
 ARCHITECTURES = tuple(name for name in _CONFIGS if name not in HYBRIDS)
 
 
-def save_checkpoint(architecture: str, folder: Path, seed: int = 0) -> Path:
-    """Write a checkpoint of `architecture` to a new folder inside `folder` and return its path."""
-    kind, change = _CONFIGS[architecture]
-    model = AutoModelForCausalLM.from_config(kind(**copy.deepcopy(_COMMON | change)), dtype=torch.float32)  # type: ignore[no-untyped-call]
+def save_checkpoint(architecture: str, folder: Path, seed: int = 0, **changes: object) -> Path:
+    """Write a checkpoint of `architecture` to a new folder inside `folder` and return its path.
+
+    `changes` are settings of its config that differ from the usual ones.
+    """
+    kind, settings = _CONFIGS[architecture]
+    config = kind(**copy.deepcopy(_COMMON | settings | changes))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     _randomise(model, seed)
     path = folder / f"{architecture}-{seed}"
     model.save_pretrained(path)

@@ -24,6 +24,23 @@ def kernels_in(cache: Path) -> Path:
     return path
 
 
+def compile_cache_beside(cache: Path, name: str) -> Path:
+    """Return a compile cache of its own with the kernels of `cache`, for graphs that no other test needs.
+
+    All of pytest's processes share it too. One that compiles into it does not wait for one that compiles
+    into another.
+    """
+    folder = cache.with_name(f"{cache.name}-{name}")
+    built = kernels_in(cache)
+    place = code_folder(folder)
+    make_private(place)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / KERNELS).exists():
+            copy_kernels(built, place)
+    return folder
+
+
 def copy_kernels(built: Path, folder: Path) -> None:
     """Copy kernels with their checksum, to where a backend looks for them."""
     make_private(folder)

@@ -25,7 +25,7 @@ def test_only_torch_compiles(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 def test_a_second_call_finds_what_the_first_one_compiled(tmp_path: Path, built_kernels: Path) -> None:
-    model = save_checkpoint("llama", tmp_path)
+    model = save_checkpoint("llama", tmp_path, num_hidden_layers=1)  # each takes long to compile
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).write_bytes((DEMO_MODEL / name).read_bytes())
     cache = tmp_path / "cache"

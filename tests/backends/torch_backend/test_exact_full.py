@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
@@ -10,22 +11,39 @@ from transformers import PreTrainedModel
 from backends.interface import Backend
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
-from tests.backends.checkpoints import ARCHITECTURES, HYBRIDS, load_oracle, save_checkpoint
+from tests.backends.checkpoints import (
+    ARCHITECTURES,
+    HYBRIDS,
+    SLIDING_WINDOW,
+    load_oracle,
+    save_checkpoint,
+)
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
+from tests.backends.kernels import compile_cache_beside
 from tests.backends.oracle import Continuation, assert_same_logprobs, continue_greedily, random_prompt
 
 CHUNK = 8
 NUM_SLOTS = 4
 NUM_TOP = 20
 MAX_MODEL_LEN = 64
-# Groups of query heads and sliding windows; biases; softcaps, norms of their own, two kinds of layers; states
-# beside other layers' entries and in the same layer, whose output is in a tuple.
-# Compiled, Llama and Gemma 2 are read in `test_exact_snapstream`.
-COMPILED = tuple(
-    pytest.param(f"{name}-compiled", marks=pytest.mark.long)
-    for name in ("mistral-sliding", "qwen2", "lfm2", *HYBRIDS)
-)
+# Architectures that are compiled, and what differs from their usual checkpoints. Biases, sliding windows and
+# a gated product of whole blocks; states beside other layers' entries and in the same layer, whose output is
+# in a tuple.
+# Compiled, Llama and Gemma 2 are read in `test_exact_snapstream`. Each layer takes long to compile.
+SLIDING: dict[str, Any] = {
+    "layer_types": ["sliding_attention"] * 2,
+    "sliding_window": SLIDING_WINDOW,
+    "use_sliding_window": True,
+    "intermediate_size": 128,
+}
+COMPILED: dict[str, dict[str, Any]] = {
+    "qwen2": {**SLIDING, "num_hidden_layers": 2},
+    "lfm2": {},
+    "falcon-h1": {"num_hidden_layers": 2},
+    "qwen3-next": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+}
 SLOW = tuple(pytest.param(name, marks=pytest.mark.long) for name in HYBRIDS)
+SLOWEST = tuple(pytest.param(f"{name}-compiled", marks=pytest.mark.long) for name in COMPILED)
 LENGTHS = (1, 2, 7, 8, 9, 16, 17, 29)
 OBSERVED = replace(GREEDY, num_logprobs=NUM_TOP)
 
@@ -46,13 +64,14 @@ class Subject:
         assert_same_logprobs(request.outputs[0], expected.logits, NUM_TOP)
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, *SLOW, *COMPILED])
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, *SLOW, *SLOWEST])
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path
 ) -> Iterator[Subject]:
     architecture, is_compiled = request.param.removesuffix("-compiled"), request.param.endswith("-compiled")
-    path = save_checkpoint(architecture, tmp_path_factory.mktemp("checkpoint"))
-    cache = compile_cache if is_compiled else None
+    changes = COMPILED[architecture] if is_compiled else {}
+    path = save_checkpoint(architecture, tmp_path_factory.mktemp("checkpoint"), **changes)
+    cache = compile_cache_beside(compile_cache, architecture) if is_compiled else None
     backend = open_backend(
         path, PolicyOptions(PolicyName.FULL), max_model_len=MAX_MODEL_LEN, compile_cache=cache
     )

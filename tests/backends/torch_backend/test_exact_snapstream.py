@@ -15,6 +15,7 @@ from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, 
 from tests.backends.checkpoints import HYBRIDS, save_checkpoint
 from tests.backends.contents import assert_same_contents, recipe_of
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
+from tests.backends.kernels import compile_cache_beside
 from tests.backends.oracle import assert_same_logprobs, random_prompt
 from tests.reference.sequence import Sequence, load_reference
 
@@ -92,6 +93,8 @@ def subject(
 ) -> Iterator[Subject]:
     architecture, variant = request.param
     cache = compile_cache if variant == "compiled" else None
+    if cache is not None and architecture != "llama":
+        cache = compile_cache_beside(cache, architecture)
     policy = replace(POLICY, lend_kept=variant is not False, lend_ring=variant is not False)
     subject = _open(architecture, tmp_path_factory, policy, num_slots=len(LENGTHS), compile_cache=cache)
     yield subject

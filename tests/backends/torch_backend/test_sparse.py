@@ -50,7 +50,7 @@ def test_attending_to_all_differs_from_full_by_rounding_alone(tmp_path: Path, ar
 def test_compiled_steps_choose_the_same_tokens(tmp_path: Path, compile_cache: Path) -> None:
     """But for the query, which the kernel rounds to 8 bits. Two pools differ in a number of the graph."""
     config = TorchBackendConfig(
-        str(save_checkpoint("llama", tmp_path, seed=1)),
+        str(save_checkpoint("llama", tmp_path, seed=1, num_hidden_layers=2)),  # each takes long to compile
         device=DeviceName.CPU,
         dtype=DtypeName.FLOAT32,
         pools=(PoolOptions(4, replace(ALL, num_attended=8), "few"), PoolOptions(4, ALL, "all")),

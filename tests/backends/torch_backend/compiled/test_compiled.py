@@ -44,7 +44,8 @@ from tests.backends.oracle import random_prompt
 
 pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 
-POLICY = PolicyOptions(num_sink=4, num_recent=30, num_kept=20, scorer=WindowScorer(observation_window=4))
+# The graphs are those of `test_contract`, too.
+POLICY = PolicyOptions(num_sink=2, num_recent=12, num_kept=18, scorer=WindowScorer(observation_window=4))
 CONSTANT = torch.ones(4)
 ROWS = InputSpec(("rows", 4), "float32")
 
@@ -57,7 +58,7 @@ def config(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Tor
         device=DeviceName.CPU,
         dtype=DtypeName.FLOAT32,
         pools=(PoolOptions(8, POLICY),),
-        max_model_len=128,
+        max_model_len=256,
         prefill_chunk=32,
         compile=True,
         compile_cache=compile_cache,
@@ -245,18 +246,22 @@ def test_many_slots_decode_as_few(config: TorchBackendConfig) -> None:
 
 @pytest.mark.long
 def test_a_pool_of_one_slot_has_its_own_graphs(
-    config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
+    config: TorchBackendConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside a pool of several slots: both decode compiled, as they do alone, in two stacks of layers."""
+    """Both decode compiled beside each other, as alone, in two stacks of layers that share a graph."""
+    model = str(save_checkpoint("llama", tmp_path, num_hidden_layers=4))
     monkeypatch.setattr("backends.torch_backend.compiled.decode_step._LAYERS_PER_GRAPH", 2)
     pools = (PoolOptions(1, POLICY, "one"), PoolOptions(3, POLICY, "three"))
     answers = []
     for is_compiled in (False, True):
-        backend = TorchBackend(replace(config, pools=pools, compile=is_compiled))
+        backend = TorchBackend(replace(config, model=model, pools=pools, compile=is_compiled))
         backend.warmup()
         if is_compiled:
             _compiled(backend).wait()
             assert _is_compiled(backend) == [True, True]
+            for step in _compiled(backend).steps:
+                first, second = step._stacks
+                assert first.key == second.key
         requests = [Request(random_prompt(20)), Request(random_prompt(40), slots=(2,))]
         for pool, request in enumerate(requests):
             Driver(backend, 32, pool).run(request, num_tokens=8)

@@ -1,6 +1,7 @@
 """What a quantised checkpoint needs of memory while it is loaded and packed."""
 
 import gc
+import json
 import multiprocessing
 import re
 from pathlib import Path
@@ -14,10 +15,11 @@ from backends.torch_backend.model.allocation import returning_memory
 from backends.torch_backend.model.linear import KINDS, replace_all_linears
 from backends.torch_backend.model.loading import load_model
 from backends.torch_backend.native.kernels import Kernels
-from tests.backends.families import save_tiny, stored_weights, tiny_config
+from tests.backends.families import edit_weights, save_tiny, stored_weights, tiny_config
 from tests.backends.torch_backend.model.test_dequantization import quantise
 
 MOST = 1.25  # of the weights that are held
+NUM_LAYERS = 14
 
 
 def _resident(name: str) -> int:
@@ -39,6 +41,19 @@ def _measure(warm_up: str, folder: str) -> tuple[int, int]:
     return held, _resident("VmHWM") - before
 
 
+def _repeat_layer(folder: Path) -> None:
+    """Give a checkpoint of one layer copies of it: to draw and to quantise all layers takes long."""
+    weights = stored_weights(folder)
+    for name, weight in list(weights.items()):
+        if ".layers.0." in name:
+            copies = range(1, NUM_LAYERS)
+            weights |= {name.replace(".layers.0.", f".layers.{copy}."): weight.clone() for copy in copies}
+    edit_weights(folder, weights)
+    path = folder / "config.json"
+    layers = {"num_hidden_layers": NUM_LAYERS, "layer_types": ["full_attention"] * NUM_LAYERS}
+    path.write_text(json.dumps(json.loads(path.read_text()) | layers))
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 @pytest.mark.parametrize("kind", ["compressed-fp8", "gptq-4"])
@@ -49,13 +64,14 @@ def test_peak_is_near_the_weights(kind: str, tmp_path: Path) -> None:
         vocab_size=4096,
         hidden_size=1024,
         intermediate_size=3072,
-        num_hidden_layers=14,
+        num_hidden_layers=1,
         num_attention_heads=16,
         num_key_value_heads=8,
         head_dim=128,
     )
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)  # type: ignore[no-untyped-call]
     quantise(folder, kind, dtype="bfloat16")
+    _repeat_layer(folder)
     assert any(weight.dtype is not torch.bfloat16 for weight in stored_weights(folder).values())
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         held, peak = pool.apply(_measure, (str(warm_up), str(folder)))

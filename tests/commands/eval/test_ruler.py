@@ -92,7 +92,7 @@ def test_the_sink_only_control_loses_heavily() -> None:
             length=1024,
             concurrency=8,
             # The default's window of 256 would be the whole slot: 69 of 100 instead of 94.
-            serve_options=("--selection-options", "observation-window=32"),
+            serve_options=("--selection-options", "observation-window=32", "--no-compile"),
         ),
         settings=settings_of([PolicyName.SNAPSTREAM], [4.0], has_control=True),
         tasks=[Retrieval()],

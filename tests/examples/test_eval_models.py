@@ -32,7 +32,7 @@ SHIPPED = {
 }
 MAX_WEIGHT_BYTES = 12_000_000
 CODE = "5e89d63f-8217-4cb4-98b0-2cf32bb242e7"
-SHORT = replace(BEGINNING[0], lengths=(160,), num_tokens=320, max_steps=6)
+SHORT = replace(BEGINNING[0], lengths=(160,), num_tokens=320, max_steps=3)
 
 
 @pytest.fixture(scope="module", params=sorted(STYLES))

@@ -1,7 +1,6 @@
 """The kernels that come with the package: which library is used, and that each instruction set computes."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,19 +11,14 @@ import torch
 
 from backends.torch_backend.native import packaged
 from backends.torch_backend.native.kernels import (
-    FLAGS,
     INSTRUCTION_SETS,
     build_kernels,
     instruction_set,
-    sources,
 )
 from backends.torch_backend.native.packaged import build_all, packaged_kernels
 from tests.paths import ROOT
 
 QUANTIZED = ("quantized_linear", "grouped_linear", "experts")  # whose products are kernels of their own
-
-# What the vectors without AVX-512 are computed with, as the compiler names it.
-NEEDED = ("__AVX2__", "__FMA__", "__F16C__", "__BMI__", "__BMI2__", "__LZCNT__")
 
 
 def processor_with(*names: str) -> Mapping[str, bool]:
@@ -54,16 +48,6 @@ def test_the_best_library_of_the_processor_is_used(
     assert packaged_kernels(tmp_path) is None, "a library fits only the torch that it was built with"
 
 
-def branches(name: str | None) -> set[str]:
-    """Return what the compiler may use of the instructions that the sources need or ask for."""
-    architecture = "-march=native" if name is None else INSTRUCTION_SETS[name].architecture
-    command = [os.environ.get("CXX", "g++"), architecture, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
-    defined = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    asked = {*NEEDED} | set(re.findall(r"\b__[A-Z0-9_]+__\b", "".join(sources())))
-    assert {"__AMX_BF16__", "__AVX512BF16__", "__AVX512VNNI__"} <= asked
-    return asked & set(re.findall(r"^#define (\w+)", defined, re.MULTILINE))
-
-
 def sets_without_bfloat16() -> list[str]:
     has = torch.cpu.get_capabilities()
     return [name for name in ("avx512_vnni", "avx2") if all(map(has.get, INSTRUCTION_SETS[name].needs))]
@@ -72,9 +56,6 @@ def sets_without_bfloat16() -> list[str]:
 @pytest.mark.long
 @pytest.mark.parametrize("name", sets_without_bfloat16())
 def test_kernels_without_bfloat16_instructions_pass_the_same_tests(name: str, tmp_path: Path) -> None:
-    """These tests have run with the set of this processor itself already, if the same code is compiled."""
-    if name == instruction_set() and branches(name) == branches(None):
-        return
     library = tmp_path / "kernels.so"
     build_kernels(library, name)
     native = Path(__file__).parent

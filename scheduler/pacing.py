@@ -233,87 +233,97 @@ class _PrefillTimes:
     """Running estimates of how long one model's prefill steps take, and of their relative error."""
 
     def __init__(self, shapes: Sequence[PrefillShape]) -> None:
-        self._shapes = shapes
-        # By shape and the binary logarithm of the context.
-        self._seconds: dict[tuple[PrefillShape, int], float] = {}
-        # For each pair that was never timed, the most similar pair that was.
-        self._nearest_timed: dict[tuple[PrefillShape, int], tuple[PrefillShape, int]] = {}
+        self._by_shape = {shape: _ShapeTimes(shape) for shape in shapes}
         self._error = 0.0
 
     def plans(self, prompts: Sequence[Prefill]) -> list[_Plan]:
         """Return each shape's plan."""
-        return [self._plan(shape, prompts) for shape in self._shapes]
+        return [self._plan(times, prompts) for times in self._by_shape.values()]
 
     def observe(self, batch: PrefillBatch, elapsed: float) -> None:
         """Update the estimates from a step that took `elapsed` seconds."""
+        times = self._by_shape[batch.shape]
         context = max(row.start + len(row.token_ids) for row in batch.rows)
-        expected = self._expected(batch.shape, context)
+        expected = times.expected(context)
         if expected is not None:
             error = min(abs(elapsed / expected - 1), _LARGEST_ERROR)
             self._error += _ERROR_SMOOTHING * (error - self._error)
-        self._learn(batch.shape, context, elapsed)
+        times.observe(context, elapsed)
         # A larger shape costs no more a token than this one. So a shape whose only step was slow gets another
         # trial.
-        for larger in self._shapes:
-            upper_bound = elapsed * _num_padded(larger) / _num_padded(batch.shape)
-            is_larger = upper_bound > elapsed
-            if is_larger and (self._expected(larger, context) or 0.0) > upper_bound:
-                self._learn(larger, context, upper_bound)
+        for larger in self._by_shape.values():
+            upper_bound = elapsed * larger.num_padded / times.num_padded
+            if upper_bound > elapsed and (larger.expected(context) or 0.0) > upper_bound:
+                larger.observe(context, upper_bound)
 
-    def _learn(self, shape: PrefillShape, context: int, seconds: float) -> None:
-        """Move the estimates of the two powers of two around `context` toward `seconds`.
-
-        They change in proportion, and so stay positive. A new one continues the line through the two before.
-        """
-        exponent, share = _position(context)
-        below, above = (shape, exponent), (shape, exponent + 1)
-        seconds = max(seconds, _ROUNDING)
-        if self._expected(shape, context) is None:
-            self._nearest_timed.clear()
-            # What is known was extrapolated, perhaps from an outlier.
-            start = self._seconds[below] = min(self._seconds.get(below, seconds), seconds)
-            rise = start - self._seconds.get((shape, exponent - 1), start)
-            self._seconds.setdefault(above, max(seconds, start + 2 * rise))
-        error = min(seconds / self._interpolated(below, above, share) - 1, _LARGEST_ERROR)
-        self._seconds[below] *= 1 + _SMOOTHING * (1 - share) * error
-        self._seconds[above] *= 1 + _SMOOTHING * share * error
-
-    def _expected(self, shape: PrefillShape, context: int) -> float | None:
-        """Return the seconds of a step, or None if no such step was timed."""
-        exponent, share = _position(context)
-        below, above = (shape, exponent), (shape, exponent + 1)
-        if below not in self._seconds or above not in self._seconds:
-            return None
-        return self._interpolated(below, above, share)
-
-    def _interpolated(
-        self, below: tuple[PrefillShape, int], above: tuple[PrefillShape, int], share: float
-    ) -> float:
-        return (1 - share) * self._seconds[below] + share * self._seconds[above]
-
-    def _plan(self, shape: PrefillShape, prompts: Sequence[Prefill]) -> _Plan:
+    def _plan(self, times: "_ShapeTimes", prompts: Sequence[Prefill]) -> _Plan:
         """Return the plan that reads the first prompts, one for each row of the shape."""
+        shape = times.shape
         longest = num_tokens = num_first_tokens = 0
         for prompt in prompts[: shape.num_rows]:
             end = prompt.chunk_end(shape.num_tokens)
             longest = max(longest, end)
             num_tokens += end - prompt.num_computed_tokens
             num_first_tokens = num_first_tokens or num_tokens
-        timed = self._expected(shape, longest)
-        seconds = self._guess(shape, longest) if timed is None else timed
+        timed = times.expected(longest)
+        seconds = self._guess(times, longest) if timed is None else timed
         latest = seconds * (1 + _LATE * self._error)
         return _Plan(shape, num_first_tokens, num_tokens, seconds, latest, timed is not None)
 
-    def _guess(self, shape: PrefillShape, context: int) -> float:
-        """Scale the most similar timed step by the ratio of the shapes' tokens."""
-        if not self._seconds:
-            return _num_padded(shape) * _SECONDS_PER_TOKEN
+    def _guess(self, times: "_ShapeTimes", context: int) -> float:
+        """Scale the most similar timed step by the ratio of the shapes' tokens: one of this shape, if any."""
         exponent, _ = _position(context)
-        nearest = self._nearest_timed.get((shape, exponent))
-        if nearest is None:
-            nearest = min(self._seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - exponent)))
-            self._nearest_timed[shape, exponent] = nearest
-        return self._seconds[nearest] * _num_padded(shape) / _num_padded(nearest[0])
+        nearest = times.nearest(exponent)
+        if nearest is not None:
+            return nearest[1]
+        others = (
+            (found[0], found[1] * times.num_padded / other.num_padded)
+            for other in self._by_shape.values()
+            if (found := other.nearest(exponent)) is not None
+        )
+        assumed = (0, times.num_padded * _SECONDS_PER_TOKEN)
+        return min(others, key=lambda guess: guess[0], default=assumed)[1]
+
+
+class _ShapeTimes:
+    """Running estimates of how many seconds one shape's steps take, by the context's binary logarithm."""
+
+    def __init__(self, shape: PrefillShape) -> None:
+        self.shape = shape
+        self.num_padded = shape.num_rows * shape.num_tokens
+        self._seconds: dict[int, float] = {}
+
+    def expected(self, context: int) -> float | None:
+        """Return the seconds of a step, or None if no such step was timed."""
+        exponent, share = _position(context)
+        below, above = self._seconds.get(exponent), self._seconds.get(exponent + 1)
+        return None if below is None or above is None else (1 - share) * below + share * above
+
+    def nearest(self, exponent: int) -> tuple[int, float] | None:
+        """Return how far the nearest estimate is, in powers of two, and its seconds; None without any."""
+        if not self._seconds:
+            return None
+        nearest = min(self._seconds, key=lambda timed: abs(timed - exponent))
+        return abs(nearest - exponent), self._seconds[nearest]
+
+    def observe(self, context: int, seconds: float) -> None:
+        """Move the estimates of the two powers of two around `context` toward `seconds`.
+
+        They change in proportion, and so stay positive. A new one continues the line through the two before.
+        """
+        below, share = _position(context)
+        above = below + 1
+        seconds = max(seconds, _ROUNDING)
+        expected = self.expected(context)
+        if expected is None:
+            # What is known was extrapolated, perhaps from an outlier.
+            start = self._seconds[below] = min(self._seconds.get(below, seconds), seconds)
+            rise = start - self._seconds.get(below - 1, start)
+            end = self._seconds.setdefault(above, max(seconds, start + 2 * rise))
+            expected = (1 - share) * start + share * end
+        error = min(seconds / expected - 1, _LARGEST_ERROR)
+        self._seconds[below] *= 1 + _SMOOTHING * (1 - share) * error
+        self._seconds[above] *= 1 + _SMOOTHING * share * error
 
 
 def _brief(plans: Sequence[_Plan]) -> list[_Plan]:
@@ -325,10 +335,6 @@ def _brief(plans: Sequence[_Plan]) -> list[_Plan]:
 
 def _blend(estimate: float | None, seconds: float) -> float:
     return seconds if estimate is None else estimate + _SMOOTHING * (seconds - estimate)
-
-
-def _num_padded(shape: PrefillShape) -> int:
-    return shape.num_rows * shape.num_tokens
 
 
 def _position(context: int) -> tuple[int, float]:

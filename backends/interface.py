@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from cache.policy import CachePolicy
+from cache.pool_options import KVCacheDtype
 from cache.scratch import ScratchLayout
 
 
@@ -347,12 +348,12 @@ class PrefillShape:
 class SlotPoolSpec:
     """Slots of one policy.
 
-    Prompts of up to `max_direct_tokens` are written into their slot, longer ones into a scratch.
-    The pools of a backend have different names, by which requests select them. `policy` is that of the
-    model's full-attention layers. Layers with a sliding window can hold less, which both limits account for:
-    they hold all tokens of sequences of up to `max_exact_tokens`. With
-    `in_int8`, slots hold keys and values in 8 bits; scratches never do. A slot takes `slot_bytes` of the
-    device's memory; 0 where it takes none. A pool without slots reads prompts for their importance alone.
+    Prompts of up to `max_direct_tokens` are written into their slot, longer ones into a scratch. The pools of
+    a backend have different names, by which requests select them. `policy` is that of the model's full-
+    attention layers. Layers with a sliding window can hold less, which both limits account for: they hold all
+    tokens of sequences of up to `max_exact_tokens`. Slots hold keys and values in `kv_cache_dtype`; scratches
+    always hold the model's type. A slot takes `slot_bytes` of the device's memory; 0 where it takes none. A
+    pool without slots reads prompts for their importance alone.
     A decode step verifies drafts of up to `max_draft_tokens` tokens, the sum over its rows.
     """
 
@@ -361,7 +362,7 @@ class SlotPoolSpec:
     max_direct_tokens: int
     max_exact_tokens: int
     name: str
-    in_int8: bool = False
+    kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
     slot_bytes: int = 0
     max_draft_tokens: int = 0
 

@@ -13,6 +13,12 @@ class KVCacheDtype(enum.StrEnum):
 
     AUTO = "auto"  # the model's
     INT8 = "int8"  # with a scale for each token and KV head
+    FP8 = "fp8"  # e4m3, with such a scale
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether a slot holds less than what the model computes."""
+        return self is not KVCacheDtype.AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +40,15 @@ class PoolOptions:
             raise ValueError(
                 f"name must be up to 64 letters, digits, dots, dashes and underscores, got {self.name!r}"
             )
-        if self.in_int8 and self.policy.name is PolicyName.SPARSE:
-            raise ValueError(f"kv_cache_dtype must be auto for policy {self.policy.name}, got int8")
+        if self.kv_cache_dtype.is_rounded and self.policy.name is PolicyName.SPARSE:
+            raise ValueError(
+                f"kv_cache_dtype must be auto for policy {self.policy.name}, got {self.kv_cache_dtype}"
+            )
 
     @property
     def label(self) -> str:
         """The name by which requests choose the pool."""
         return self.name or self.policy.name
-
-    @property
-    def in_int8(self) -> bool:
-        return self.kv_cache_dtype is KVCacheDtype.INT8
 
 
 def check_names(pools: tuple[PoolOptions, ...]) -> None:

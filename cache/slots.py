@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cache.layout import SlotLayout, SlotPlacement, StoreLayout
+from cache.pool_options import KVCacheDtype
 from cache.quantization import SCALE_DTYPE, dequantize, quantize
 from cache.token_store import TokenStore
 
@@ -106,7 +107,7 @@ class SlotCache:
     """The slots of one layer.
 
     `planes` are [slot, kv_head, capacity + 1, width], in the order of their specs. The last entry is a spare
-    one, which idle rows and padding write to: readers take `[:, :, :capacity]`. With `in_int8`, they hold the
+    one, which idle rows and padding write to: readers take `[:, :, :capacity]`. In 8 bits, they hold the
     codes of `cache.quantization`, and as many planes of width 1 with the scales follow. `kept_index` [slot,
     kv_head, num_kept] has the indices of the tokens that `pack` kept, ascending in its used part. A prompt
     written straight into its slot keeps all its candidates, in order, and leaves `kept_index` alone. `store`
@@ -122,7 +123,7 @@ class SlotCache:
         planes: Sequence[PlaneSpec],
         device: torch.device | str,
         *,
-        in_int8: bool = False,
+        kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO,
         store: StoreLayout | None = None,
         states: Sequence[StateSpec] = (),
     ) -> None:
@@ -133,10 +134,10 @@ class SlotCache:
             if store is not None and planes
             else None
         )
-        self.in_int8 = in_int8
+        self.kv_cache_dtype = kv_cache_dtype
         self._dtypes = tuple(plane.dtype for plane in planes)
         stored = [(plane.width, plane.dtype) for plane in planes]
-        if in_int8:
+        if kv_cache_dtype.is_rounded:
             stored = [(plane.width, torch.int8) for plane in planes] + [(1, SCALE_DTYPE)] * len(planes)
         # Zeros: attention multiplies entries that are not live by a weight of zero, so they must be finite.
         self.planes = tuple(
@@ -190,19 +191,19 @@ class SlotCache:
     def read(self, slots: Tensor | slice, num_entries: int) -> list[Tensor]:
         """Return the first entries of some slots in the dtypes of the specs: [row, kv_head, entry, width]."""
         parts = [plane[:, :, :num_entries][slots] for plane in self.planes]
-        if not self.in_int8:
+        if not self.kv_cache_dtype.is_rounded:
             return parts
         num_planes = len(self._dtypes)
         return [
-            dequantize(codes, scales, dtype)
+            dequantize(codes, scales, dtype, self.kv_cache_dtype)
             for codes, scales, dtype in zip(parts[:num_planes], parts[num_planes:], self._dtypes, strict=True)
         ]
 
     def _stored(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return what the planes hold of values: themselves, or their codes and then their scales."""
-        if not self.in_int8:
+        if not self.kv_cache_dtype.is_rounded:
             return values
-        codes, scales = zip(*map(quantize, values), strict=True)
+        codes, scales = zip(*(quantize(each, self.kv_cache_dtype) for each in values), strict=True)
         return *codes, *scales
 
     def pack(

@@ -198,9 +198,9 @@ def _slots(layers: "Sequence[LayerSpec]", length: int, num_slots: int) -> str:
     for policy in (*policies, PolicyOptions(PolicyName.FULL)):
         cells = [
             f"{slot_bytes(PoolOptions(count, policy, kv_cache_dtype=kind), layers, length) / _GB:.3f} GB"
-            for kind in KVCacheDtype
+            for kind in (KVCacheDtype.AUTO, KVCacheDtype.INT8)
             for count in (1, num_slots)
         ]
         rows.append([policy.name.value, str(policy.slot_capacity or length), *cells])
     many = f"{num_slots} slots"
-    return table(["policy", "entries", "a slot", many, "a slot, int8", f"{many}, int8"], rows)
+    return table(["policy", "entries", "a slot", many, "a slot, 8 bits", f"{many}, 8 bits"], rows)

@@ -49,7 +49,7 @@ class PrefixReuse:
 
     def admit(self, prefill: Prefill) -> None:
         """Find out which blocks the prompt has."""
-        if self._is_on and not self._reads_int8(prefill):
+        if self._is_on and not self._reads_rounded(prefill):
             request = prefill.requests[0]
             end = self._storable_end(prefill)
             token_ids = request.add.prompt_token_ids[:end]
@@ -82,7 +82,7 @@ class PrefixReuse:
 
         All rows of a batch must have been matched before.
         """
-        if end > self._storable_end(prefill) or self._reads_int8(prefill):
+        if end > self._storable_end(prefill) or self._reads_rounded(prefill):
             return ()  # the scratch has evicted entries, so the others are no longer in order
         return self._store(prefill.block_keys[: end // self._block_tokens])
 
@@ -184,9 +184,9 @@ class PrefixReuse:
     def _restorable_keys(self, prefill: Prefill) -> tuple[bytes, ...]:
         return prefill.block_keys[: self._restorable_tokens(prefill) // self._block_tokens]
 
-    def _reads_int8(self, prefill: Prefill) -> bool:
+    def _reads_rounded(self, prefill: Prefill) -> bool:
         """Return whether the prompt is read in a slot in 8 bits: blocks hold what is exact."""
-        return prefill.scratch is None and self._pools[prefill.requests[0].add.pool].in_int8
+        return prefill.scratch is None and self._pools[prefill.requests[0].add.pool].kv_cache_dtype.is_rounded
 
     def _storable_end(self, prefill: Prefill) -> int:
         """Return up to where a prompt's keys and values depend on nothing behind them."""
@@ -217,7 +217,7 @@ class PrefixReuse:
         pool = self._pools[request.add.pool]
         num_tokens = request.num_computed_tokens
         return (
-            not pool.in_int8
+            not pool.kv_cache_dtype.is_rounded
             and num_tokens >= request.num_prefill_tokens  # the prompt was read
             and num_tokens <= pool.max_exact_tokens
             # A step that failed may have written one more.

@@ -111,7 +111,7 @@ def _configure(
 ) -> ConfiguredBackend[Any]:
     if base.prefix_cache_dir is not None:
         raise ValueError("prefix_cache_dir needs backend torch: the simulated machine has no disk")
-    if any(pool.in_int8 for pool in base.pools):
+    if any(pool.kv_cache_dtype.is_rounded for pool in base.pools):
         raise ValueError("kv_cache_dtype must be auto with backend sn40l, which models slots in bfloat16")
     if any(pool.policy.name is PolicyName.SPARSE for pool in base.pools):
         raise ValueError(f"policy {PolicyName.SPARSE} needs backend torch on a CPU: sn40l does not model it")

@@ -93,7 +93,7 @@ class TorchBackend:
         self._model, layers, max_model_len = prepared.model, prepared.layers, prepared.max_model_len
         self._device = self._model.device
         self._recorder = recorder or _default_recorder(config, self._device)
-        check_cache_dtypes(config, layers, self._model.config.model_type)
+        check_cache_dtypes(config, layers, self._model)
         check_draft(config, layers, max_model_len)
         check_stores(config, layers, max_model_len, self._model)
         config = without_prefixes(config, layers, self._model.config.model_type)

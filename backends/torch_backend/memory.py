@@ -56,7 +56,7 @@ def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len:
             layer.num_kv_heads,
             layer.planes,
             "meta",
-            in_int8=options.in_int8,
+            kv_cache_dtype=options.kv_cache_dtype,
             store=kind.policy.store,
             states=layer.states,
         ).num_bytes

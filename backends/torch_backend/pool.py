@@ -52,7 +52,7 @@ class TorchPool:
         device = scratches[0].kept_index.device
         kinds = tuple(dict.fromkeys(layer_kinds))
         cache_layers = [
-            CacheLayer(layer, kinds.index(kind), kind, spec.num_slots, scratch, device, in_int8=spec.in_int8)
+            CacheLayer(layer, kinds.index(kind), kind, spec.num_slots, scratch, device, spec.kv_cache_dtype)
             for layer, kind, scratch in zip(layers, layer_kinds, scratches, strict=True)
         ]
         # The leader's scores count in all full-attention layers after it. Those before it are independent.

@@ -9,21 +9,28 @@ from transformers import PreTrainedModel
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.model.probe import LayerSpec
 from cache.policy import PolicyName
+from cache.pool_options import KVCacheDtype
 from cache.token_store import STORED_TOGETHER
 
 logger = logging.getLogger(__name__)
 
 
-def check_cache_dtypes(config: TorchBackendConfig, layers: Sequence[LayerSpec], model_type: str) -> None:
-    """Raise ValueError for latents in 8 bits.
+def check_cache_dtypes(
+    config: TorchBackendConfig, layers: Sequence[LayerSpec], model: PreTrainedModel
+) -> None:
+    """Raise ValueError for latents in 8 bits, and for fp8 on a processor, whose kernels read int8.
 
     A latent and its rotary key differ in size by far, and would share a scale.
     """
-    has_latents = any(len(layer.planes) == 1 for layer in layers)
-    if has_latents and any(options.in_int8 for options in config.pools):
+    dtypes = {options.kv_cache_dtype for options in config.pools}
+    rounded = [dtype for dtype in dtypes if dtype.is_rounded]
+    if rounded and any(len(layer.planes) == 1 for layer in layers):
         raise ValueError(
-            f"kv_cache_dtype must be auto for a model that caches latents ({model_type}), got int8"
+            f"kv_cache_dtype must be auto for a model that caches latents ({model.config.model_type}), "
+            f"got {rounded[0]}"
         )
+    if KVCacheDtype.FP8 in dtypes and model.device.type == "cpu":
+        raise ValueError("kv_cache_dtype fp8 needs device cuda, got cpu; int8 takes as little memory")
 
 
 def check_stores(

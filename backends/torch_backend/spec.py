@@ -153,7 +153,9 @@ def pool_spec(
     windows = [kind.policy.layout.capacity for kind in kinds if kind.sliding_window is not None]
     max_exact = min([max_model_len, *windows])
     max_direct = min(max_exact, policy.max_direct_tokens)
-    return SlotPoolSpec(options.num_slots, policy, max_direct, max_exact, options.label, options.in_int8)
+    return SlotPoolSpec(
+        options.num_slots, policy, max_direct, max_exact, options.label, options.kv_cache_dtype
+    )
 
 
 def backend_spec(

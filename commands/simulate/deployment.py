@@ -38,7 +38,8 @@ def deployment_of(
 
 
 _LINEAR_BYTES = {WeightDtype.AUTO: None, WeightDtype.BFLOAT16: 2.0, WeightDtype.INT8: 1.0}
-_CACHE_BYTES = {KVCacheDtype.AUTO: None, KVCacheDtype.INT8: 1.04}  # with the server's scales
+_SCALED = 1.04  # a byte and the server's scales
+_CACHE_BYTES = {KVCacheDtype.AUTO: None, KVCacheDtype.INT8: _SCALED, KVCacheDtype.FP8: _SCALED}
 
 
 def _stored(options: MachineOptions, model: Model) -> Model:

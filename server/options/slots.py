@@ -117,8 +117,8 @@ class SlotOptions(OptionGroup):
     """Let the ring use kept entries that a prompt leaves free: a slot then holds all of a sequence that fits
     it."""
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
-    """Type of a slot's keys and values: auto is the model's; int8 takes 0.52 of the memory of bfloat16
-    (serve.md)."""
+    """Type of a slot's keys and values: auto is the model's; int8, and fp8 on a GPU, take 0.52 of the memory
+    of bfloat16 (serve.md)."""
     selection: SelectionName = SelectionName.DEFAULT
     """How policies snapstream and snapkv choose the tokens that they keep: as published, or by the policy's
     own default (selection.md)."""

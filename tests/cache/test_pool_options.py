@@ -34,6 +34,7 @@ def test_a_pool_may_have_no_slots() -> None:
         PoolOptions(-1)
 
 
-def test_sparse_pools_have_a_type_of_their_own() -> None:
-    with pytest.raises(ValueError, match="kv_cache_dtype must be auto for policy sparse, got int8"):
-        PoolOptions(1, PolicyOptions(PolicyName.SPARSE), kv_cache_dtype=KVCacheDtype.INT8)
+@pytest.mark.parametrize("kind", [KVCacheDtype.INT8, KVCacheDtype.FP8])
+def test_sparse_pools_have_a_type_of_their_own(kind: KVCacheDtype) -> None:
+    with pytest.raises(ValueError, match=f"kv_cache_dtype must be auto for policy sparse, got {kind}"):
+        PoolOptions(1, PolicyOptions(PolicyName.SPARSE), kv_cache_dtype=kind)

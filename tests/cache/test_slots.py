@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cache.layout import SlotLayout, SlotPlacement
+from cache.pool_options import KVCacheDtype
 from cache.quantization import dequantize, quantize
 from cache.slots import PlaneSpec, SlotCache, decode_entries, direct_entries, direct_index, live_mask
 from tests.cache.simulation import Case, cases, layouts
@@ -300,10 +301,11 @@ def test_copies_are_equal_and_independent() -> None:
     ]
 
 
-def test_slots_in_8_bits_hold_the_codes_of_what_is_written_packed_and_copied() -> None:
+@pytest.mark.parametrize("kind", [KVCacheDtype.INT8, KVCacheDtype.FP8])
+def test_slots_in_8_bits_hold_the_codes_of_what_is_written_packed_and_copied(kind: KVCacheDtype) -> None:
     layout = SlotLayout(1, 4, 2)
     exact = SlotCache(layout, 3, NUM_KV_HEADS, PLANES, "cpu")
-    rounded = SlotCache(layout, 3, NUM_KV_HEADS, PLANES, "cpu", in_int8=True)
+    rounded = SlotCache(layout, 3, NUM_KV_HEADS, PLANES, "cpu", kv_cache_dtype=kind)
     values = sources(14, 14, seed=0)
     for cache in (exact, rounded):
         cache.pack(0, values, layout.place(12, 4), 12, torch.tensor([[2, 5], [3, 6]]))
@@ -315,11 +317,12 @@ def test_slots_in_8_bits_hold_the_codes_of_what_is_written_packed_and_copied() -
     for slots in (slice(0, 3), torch.tensor([2, 0])):
         for found, expected in zip(rounded.read(slots, 7), exact.read(slots, 7), strict=True):
             assert found.dtype is expected.dtype
-            assert torch.equal(found, dequantize(*quantize(expected), expected.dtype))
+            assert torch.equal(found, dequantize(*quantize(expected, kind), expected.dtype, kind))
 
 
-def test_nan_in_spare_entries_of_8_bits_is_not_read() -> None:
-    cache = SlotCache(SlotLayout(1, 3, 1), 2, NUM_KV_HEADS, PLANES, "cpu", in_int8=True)
+@pytest.mark.parametrize("kind", [KVCacheDtype.INT8, KVCacheDtype.FP8])
+def test_nan_in_spare_entries_of_8_bits_is_not_read(kind: KVCacheDtype) -> None:
+    cache = SlotCache(SlotLayout(1, 3, 1), 2, NUM_KV_HEADS, PLANES, "cpu", kv_cache_dtype=kind)
     spare = torch.full((2, 1), cache.spare_entry)
     cache.write(
         torch.arange(2), spare, [torch.full((2, NUM_KV_HEADS, 1, p.width), torch.nan) for p in PLANES]
@@ -332,10 +335,10 @@ def test_num_bytes_in_8_bits_has_a_scale_for_each_token_and_head() -> None:
     """66 bytes of the 128 of a row of 64 values in bfloat16."""
     planes = [PlaneSpec(name, 64, torch.bfloat16) for name in ("key", "value")]
     sizes = [
-        SlotCache(SlotLayout(0, 9, 0), 3, 2, planes, "cpu", in_int8=in_int8).num_bytes
-        for in_int8 in (True, False)
+        SlotCache(SlotLayout(0, 9, 0), 3, 2, planes, "cpu", kv_cache_dtype=kind).num_bytes
+        for kind in KVCacheDtype
     ]
-    assert sizes == [3 * 2 * 10 * 2 * 66, 3 * 2 * 10 * 2 * 128]
+    assert sizes == [3 * 2 * 10 * 2 * row for row in (128, 66, 66)]
 
 
 def test_num_bytes_is_the_memory_of_all_entries() -> None:

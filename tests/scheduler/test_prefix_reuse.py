@@ -18,6 +18,7 @@ from backends.interface import (
     SlotPoolSpec,
 )
 from cache.policy import CachePolicy, full, snapstream
+from cache.pool_options import KVCacheDtype
 from cache.scorer import WindowScorer
 from cache.scratch import ScratchLayout
 from scheduler import prefix_reuse
@@ -234,7 +235,7 @@ def test_an_answer_that_a_sliding_window_outgrew_is_not_stored() -> None:
 
 @pytest.mark.parametrize(("length", "expected"), [(18, 0), (32, 24), (100, 80)])
 def test_what_a_slot_in_8_bits_holds_is_neither_stored_nor_restored(length: int, expected: int) -> None:
-    pools = (replace(spec(PACKED).pools[0], in_int8=True),)
+    pools = (replace(spec(PACKED).pools[0], kv_cache_dtype=KVCacheDtype.INT8),)
     drive = Drive(replace(spec(PACKED), pools=pools))
     assert asks(drive, "cold", prompt(length)) == 0
     assert asks(drive, "hit", prompt(length)) == expected

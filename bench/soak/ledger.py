@@ -3,6 +3,7 @@
 A cancelled request may have ended in any way at the server, so it widens the allowed range of a count by one.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -130,65 +131,50 @@ class Ledger:
 
         Of the lines of batches, the server may have run `num_sequences` that this ledger does not have.
         """
-        num_uncertain = self.num_uncertain_sequences + num_sequences
         change = defaultdict(float, {name: value - before.get(name, 0.0) for name, value in after.items()})
+        most_tokens = self._num_output_tokens + self._num_uncertain_tokens + num_sequences * MAX_TOKENS
+        stored = after.get("stored_bytes", 0.0)
+        return [
+            *self._status_checks(change),
+            *self._sequence_checks(change, self.num_uncertain_sequences + num_sequences),
+            Check("tokens of answers", change["generation_tokens"], self._num_output_tokens, most_tokens),
+            Check("tokens of prompts, at least", change["prompt_tokens"], self._num_prompt_tokens, math.inf),
+            Check("prompt tokens restored", change["restored"], 0, change["looked_up"]),
+            Check("bytes of stored prompts", stored, 0, after.get("stored_capacity", 0.0)),
+            *(_equal(f"{name}, at the end", after[f"held:{name}"], 0) for name in HELD),
+        ]
+
+    def _status_checks(self, change: Mapping[str, float]) -> list[Check]:
         num_arrived = self.num_sent - self._num_unreached
-        checks = [_equal("HTTP requests that the server counted", _sum(change, "http:"), num_arrived)]
-        for status in sorted(
-            {int(name[5:]) for name, value in change.items() if name.startswith("http:") and value}
-            | set(self.statuses)
-        ):
-            known = self.statuses[status]
-            checks.append(
+        seen = {int(name[5:]) for name, value in change.items() if name.startswith("http:") and value}
+        return [
+            _equal("HTTP requests that the server counted", _sum(change, "http:"), num_arrived),
+            *(
                 Check(
                     f"HTTP requests with status {status}",
                     change[f"http:{status}"],
-                    known,
-                    known + self._num_unseen,
+                    self.statuses[status],
+                    self.statuses[status] + self._num_unseen,
                 )
-            )
-        for reason in ("stop", "length"):
-            known = self.finish_reasons[reason]
-            checks.append(
-                Check(
-                    f"sequences that ended with {reason}",
-                    change[f"outcome:{reason}"],
-                    known,
-                    known + num_uncertain,
-                )
-            )
+                for status in sorted(seen | set(self.statuses))
+            ),
+        ]
+
+    def _sequence_checks(self, change: Mapping[str, float], num_uncertain: int) -> list[Check]:
+        """Return the checks of how sequences ended, `num_uncertain` of them in any way."""
         # Each failed request must be due to a failed step, not to an error of the server.
         failed = self.outcomes[Outcome.FAILED]
-        checks.append(
-            Check(
-                "sequences that a failed step ended",
-                change["outcome:error"],
-                failed,
-                num_uncertain,
-            )
-        )
-        known = self.finish_reasons.total()
-        checks.append(
-            Check(
-                "sequences that ended in any way",
-                _sum(change, "outcome:"),
-                known,
-                known + num_uncertain,
-            )
-        )
-        tokens = self._num_output_tokens
-        most = tokens + self._num_uncertain_tokens + num_sequences * MAX_TOKENS
-        checks.append(Check("tokens of answers", change["generation_tokens"], tokens, most))
-        checks.append(
-            Check(
-                "tokens of prompts, at least", change["prompt_tokens"], self._num_prompt_tokens, float("inf")
-            )
-        )
-        restored = change["restored"]
-        checks.append(Check("prompt tokens restored", restored, 0, change["looked_up"]))
-        stored = after.get("stored_bytes", 0.0)
-        checks.append(Check("bytes of stored prompts", stored, 0, after.get("stored_capacity", 0.0)))
-        return checks + [_equal(f"{name}, at the end", after[f"held:{name}"], 0) for name in HELD]
+        known = self.finish_reasons
+        ended = {
+            f"sequences that ended with {reason}": (change[f"outcome:{reason}"], known[reason])
+            for reason in ("stop", "length")
+        }
+        every = known.total()
+        return [
+            *(Check(name, found, least, least + num_uncertain) for name, (found, least) in ended.items()),
+            Check("sequences that a failed step ended", change["outcome:error"], failed, num_uncertain),
+            Check("sequences that ended in any way", _sum(change, "outcome:"), every, every + num_uncertain),
+        ]
 
     def sum_check(self) -> Check:
         name = "requests: answered + refused + failed + cancelled + lost"

@@ -16,8 +16,9 @@ import os
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,16 @@ from transformers import AutoConfig
 from backends.interface import Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, SamplingParams
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import Quantization, TorchBackendConfig
-from bench.floor import Floors, Machine, decode_floors, measure_machine, prefill_floors, synchronise, work_of
+from bench.floor import (
+    Floors,
+    Machine,
+    Work,
+    decode_floors,
+    measure_machine,
+    prefill_floors,
+    synchronise,
+    work_of,
+)
 from cache.pool_options import KVCacheDtype
 from server.options.command_line import OptionError
 from server.options.serve import add_serve_options, read_config
@@ -221,7 +231,7 @@ def measure(
             if index > 0
         }
         reads: dict[Pair, Sequence[Batch]] = {case: prefill_batches(backend, *case) for case in prefill}
-        return _figures(backend, config, steps, compared, reads, rounds) | {
+        return _figures(backend, config, _Cases(steps, compared, reads), rounds) | {
             "temperature": draw.sampling.temperature,
             "top_p": draw.sampling.top_p,
             "seconds_to_warm": seconds_to_warm,
@@ -243,71 +253,93 @@ def _fill_stores(backend: TorchBackend) -> None:
                 value_steps.fill_(0.25)
 
 
-def _figures(
-    backend: TorchBackend,
-    config: TorchBackendConfig,
-    decode: Mapping[Launch, Sequence[Batch]],
-    compared: Mapping[str, Mapping[Launch, Sequence[Batch]]],
-    prefill: Mapping[Pair, Sequence[Batch]],
-    rounds: int,
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Cases:
+    """The batches of each case: decode in the first pool, decode in the others by name, and prefill."""
+
+    decode: Mapping[Launch, Sequence[Batch]]
+    compared: Mapping[str, Mapping[Launch, Sequence[Batch]]]
+    prefill: Mapping[Pair, Sequence[Batch]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """What the rounds took, by case."""
+
+    machines: list[Machine] = field(default_factory=list)
+    steps: dict[Launch, list[Timed]] = field(default_factory=lambda: defaultdict(list))
+    shares: dict[tuple[str, Launch], list[float]] = field(default_factory=lambda: defaultdict(list))
+    reads: dict[Pair, list[Timed]] = field(default_factory=lambda: defaultdict(list))
+    scoring_shares: dict[Pair, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+def _figures(backend: TorchBackend, config: TorchBackendConfig, cases: _Cases, rounds: int) -> dict[str, Any]:
     attending = next(layer for layer in backend.pools[0].cache.layers if layer.holds_entries)
-    plane = attending.scratch.planes[0]  # of the model's type
-    capacity = attending.slots.layout.capacity
-    bytes_per_weight = plane.element_size() if config.quantization is Quantization.NONE else 1
-    work = work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight)
-    scoring = ScoringClock(backend)
-    steps: dict[Launch, list[Timed]] = {case: [] for case in decode}
-    shares_of: dict[str, dict[Launch, list[float]]] = {
-        pool: {case: [] for case in cases} for pool, cases in compared.items()
-    }
-    reads: dict[Pair, list[Timed]] = {case: [] for case in prefill}
-    shares: dict[Pair, list[float]] = {case: [] for case in prefill}
-    machines: list[Machine] = []
-    for index in range(rounds + 1):
-        machine = measure_machine(plane.device, plane.dtype, BUFFER_BYTES, (1024,), seconds=0.1)
-        machines.append(machine)
-        for launch, batches in decode.items():
-            floors = decode_floors(work, machine, launch[0], min(launch[1], capacity))
-            seconds = run(backend, batches)
-            steps[launch].append((seconds / len(batches) / launch[2], floors))
-            for pool, cases in compared.items():
-                shares_of[pool][launch].append(run(backend, cases[launch]) / seconds)
-        for case, batches in prefill.items():
-            scoring.seconds = 0.0
-            elapsed = run(backend, batches)
-            reads[case].append((elapsed, prefill_floors(work, machine, *case)))
-            shares[case].append(scoring.seconds / elapsed)
-        print(f"round {index} of {rounds}", file=sys.stderr)  # round 0 warms up and is not counted
+    dtype = attending.scratch.planes[0].dtype  # the model's
+    bytes_per_weight = dtype.itemsize if config.quantization is Quantization.NONE else 1
+    work = work_of(AutoConfig.from_pretrained(config.model), dtype.itemsize, bytes_per_weight)
+    times = _time(backend, cases, work, dtype, attending.slots.layout.capacity, rounds)
     return {
         "model": config.model,
-        "dtype": str(plane.dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
         "quantization": config.quantization,
         "num_threads": torch.get_num_threads(),
         "pools": [pool.spec.name for pool in backend.pools],
         "slot_bytes": [pool.spec.slot_bytes for pool in backend.pools],
-        "bandwidth": statistics.median(machine.bandwidth for machine in machines[1:]),
-        "matrix_rate": statistics.median(machine.matrix_rate for machine in machines[1:]),
-        "decode": [
-            {"rows": rows, "entries": entries, "steps_a_launch": num_steps}
-            | _medians(steps[rows, entries, num_steps][1:])
-            | {"saved_seconds": _saved(steps[rows, entries, 1][1:], steps[rows, entries, num_steps][1:])}
-            | {
-                f"{pool}_share": statistics.median(cases[rows, entries, num_steps][1:])
-                for pool, cases in shares_of.items()
-            }
-            for rows, entries, num_steps in decode
-        ],
-        "prefill": [
-            {
-                "tokens": tokens,
-                "prompts": prompts,
-                "scoring_share": statistics.median(shares[tokens, prompts][1:]),
-            }
-            | {"tokens_per_second": tokens * prompts / _medians(reads[tokens, prompts][1:])["seconds"]}
-            | _medians(reads[tokens, prompts][1:])
-            for tokens, prompts in prefill
-        ],
+        "bandwidth": statistics.median(machine.bandwidth for machine in times.machines),
+        "matrix_rate": statistics.median(machine.matrix_rate for machine in times.machines),
+        "decode": [_decode_row(times, launch, list(cases.compared)) for launch in cases.decode],
+        "prefill": [_prefill_row(times, case) for case in cases.prefill],
+    }
+
+
+def _time(
+    backend: TorchBackend, cases: _Cases, work: Work, dtype: torch.dtype, capacity: int, rounds: int
+) -> _Times:
+    """Time every case once a round, and the machine itself for its floors in that round."""
+    times = _Times()
+    scoring = ScoringClock(backend)
+    for index in range(rounds + 1):
+        if index == 1:
+            times = _Times()  # without round 0, which warms up
+        machine = measure_machine(backend.pools[0].device, dtype, BUFFER_BYTES, (1024,), seconds=0.1)
+        times.machines.append(machine)
+        for launch, batches in cases.decode.items():
+            floors = decode_floors(work, machine, launch[0], min(launch[1], capacity))
+            seconds = run(backend, batches)
+            times.steps[launch].append((seconds / len(batches) / launch[2], floors))
+            for pool, of_pool in cases.compared.items():
+                times.shares[pool, launch].append(run(backend, of_pool[launch]) / seconds)
+        for case, batches in cases.prefill.items():
+            scoring.seconds = 0.0
+            elapsed = run(backend, batches)
+            times.reads[case].append((elapsed, prefill_floors(work, machine, *case)))
+            times.scoring_shares[case].append(scoring.seconds / elapsed)
+        print(f"round {index} of {rounds}", file=sys.stderr)
+    return times
+
+
+def _decode_row(times: _Times, launch: Launch, pools: Sequence[str]) -> dict[str, Any]:
+    rows, entries, num_steps = launch
+    return {
+        "rows": rows,
+        "entries": entries,
+        "steps_a_launch": num_steps,
+        **_medians(times.steps[launch]),
+        "saved_seconds": _saved(times.steps[rows, entries, 1], times.steps[launch]),
+        **{f"{pool}_share": statistics.median(times.shares[pool, launch]) for pool in pools},
+    }
+
+
+def _prefill_row(times: _Times, case: Pair) -> dict[str, Any]:
+    tokens, prompts = case
+    medians = _medians(times.reads[case])
+    return {
+        "tokens": tokens,
+        "prompts": prompts,
+        "scoring_share": statistics.median(times.scoring_shares[case]),
+        "tokens_per_second": tokens * prompts / medians["seconds"],
+        **medians,
     }
 
 

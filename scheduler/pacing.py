@@ -11,6 +11,7 @@ grows with the tokens before it. Steps scatter about their estimates. So that 99
 must fit with a multiple of the mean error.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -276,13 +277,14 @@ class _PrefillTimes:
         nearest = times.nearest(exponent)
         if nearest is not None:
             return nearest[1]
+        # Between equally near ones, that of the most similar size: much of a small step is fixed cost.
         others = (
-            (found[0], found[1] * times.num_padded / other.num_padded)
+            (found[0], abs(math.log(ratio)), found[1] * ratio)
             for other in self._by_shape.values()
             if (found := other.nearest(exponent)) is not None
+            and (ratio := times.num_padded / other.num_padded)
         )
-        assumed = (0, times.num_padded * _SECONDS_PER_TOKEN)
-        return min(others, key=lambda guess: guess[0], default=assumed)[1]
+        return min(others, default=(0, 0.0, times.num_padded * _SECONDS_PER_TOKEN))[2]
 
 
 class _ShapeTimes:

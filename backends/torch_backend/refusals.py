@@ -22,7 +22,7 @@ def check_cache_dtypes(
 
     A latent and its rotary key differ in size by far, and would share a scale.
     """
-    dtypes = {options.kv_cache_dtype for options in config.pools}
+    dtypes = [options.kv_cache_dtype for options in config.pools]
     rounded = [dtype for dtype in dtypes if dtype.is_rounded]
     if rounded and any(len(layer.planes) == 1 for layer in layers):
         raise ValueError(

@@ -47,7 +47,7 @@ class MachineOptions(SimulateGroup):
     weight_dtype: WeightDtype = WeightDtype.AUTO
     """Type of the linear layers' weights; auto: as the config.json says."""
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
-    """Type of keys and values in slots; int8 and fp8 take 0.52 of bfloat16's bytes, as in the server."""
+    """Type of keys and values in slots; int8, and fp8 on GPUs, take 0.52 of bfloat16's bytes."""
     uses_ddr: bool = False
     """Let weights that HBM cannot hold stream from DDR."""
     nodes: Count = 1

@@ -214,6 +214,26 @@ def test_a_shape_never_timed_gets_a_trial() -> None:
     assert (engine.batches[0].kind, engine.batches[0].num_rows) == (StepKind.PREFILL, 3)
 
 
+def test_a_shape_is_guessed_from_one_of_similar_size() -> None:
+    """A step's fixed cost makes small ones slow. Scaled from these, the largest would never fit the gap."""
+
+    def time(batch: Batch) -> float:
+        if isinstance(batch, DecodeBatch):
+            return SECONDS_PER_DECODE * batch.num_steps
+        return 0.04 + 1e-4 * batch.shape.num_rows * batch.shape.num_tokens
+
+    engine = drive(0.3, step_time=time)
+    engine.run(request("idle", 300, max_tokens=1))
+    engine.send(request("stream", 10, max_tokens=8000))
+    engine.step()
+    for length in range(276, 8000, 256):  # in chunks of 256 tokens and, at the end, of 32
+        engine.run(request(f"of {length}", length, max_tokens=1))
+    start = engine.clock.now()
+    engine.run(request("long", 8000, max_tokens=1))
+    (first_token,) = engine.token_times["long", 0]
+    assert first_token - start < 8 * (0.04 + 0.1024 + SECONDS_PER_DECODE)
+
+
 def test_a_slightly_slower_step_with_more_tokens_is_chosen() -> None:
     """Step times vary by as much. A shape that was slow by chance must not be avoided for many steps."""
     shapes = list[PrefillShape]()

@@ -338,7 +338,9 @@ def test_the_type_of_keys_and_values_is_one_of_a_pool() -> None:
     [auto] = config_of().backend.config.pools
     [single] = config_of("--kv-cache-dtype", "int8").backend.config.pools
     pools = config_of("--pool", "snapstream:kv-cache-dtype=int8", "full").backend.config.pools
-    assert [pool.kv_cache_dtype for pool in (auto, single, *pools)] == ["auto", "int8", "int8", "auto"]
+    [fp8] = config_of("--kv-cache-dtype", "fp8").backend.config.pools
+    found = [pool.kv_cache_dtype for pool in (auto, single, *pools, fp8)]
+    assert found == ["auto", "int8", "int8", "auto", "fp8"]
     with pytest.raises(OptionError, match="--kv-cache-dtype must be one of auto, int8, fp8, got 'fp4'"):
         config_of("--kv-cache-dtype", "fp4")
 

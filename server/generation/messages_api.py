@@ -15,16 +15,15 @@ from server.http.ignored import ignore
 from server.http.streams import PingedEventStream
 from server.options.settings import ServerSettings
 from server.parsers.parts import CallArguments, CallStart, Content, Part, Reasoning
+from server.protocol.message_blocks import UNSIGNED, hidden
+from server.protocol.messages_api import Content as BlockContent
 from server.protocol.messages_api import (
-    UNSIGNED,
     MessageFields,
     MessageObject,
     MessagesRequest,
     MessageUsage,
     StopReason,
-    hidden,
 )
-from server.protocol.messages_api import Content as BlockContent
 from server.protocol.usage import Usage
 from server.text.renderer import Renderer
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from server.protocol.messages_api import MessagesRequest, hidden
+from server.protocol.message_blocks import hidden
+from server.protocol.messages_api import MessagesRequest
 
 
 def turns(*messages: Any, **options: Any) -> list[dict[str, Any]]:

@@ -2,19 +2,21 @@
 
 A model reads a text. In each attention layer, the last tokens then attend as a step of policy sparse does:
 to sinks, ring, and the best tokens of all between them. Each setting has its own quantiser of the keys that
-choose, and of the keys and values that are attended to. The vector codes are those of YAKV
+choose, and of the keys and values that are attended to. The vector codes have the word sizes of YAKV
 (arXiv 2604.08426): a rotated row is scaled by its norm, and groups of 2 or 4 values are the nearest of 256
-words, which suit a normal distribution. We train these words ourselves.
+words, which suit a normal distribution. We train these words ourselves. Unlike there, each KV head has its
+own scale and rotation, and keys are stored after their rotary embedding.
 
-Figures are means over layers, KV heads and queries:
+Figures are means over texts and layers. In a layer, each is a sum over KV heads and queries over another:
 
-- error: squared error of the keys (values) over their squares;
+- key, value: squared error of the rows over their squares;
 - share: of the attention that the best tokens by exact keys get, what the chosen tokens get;
-- output: squared error of the attention's output over its square, against attention to every token.
+- rows: squared error of the attention's output over its square, against the exact rows of the same tokens;
+- output: the same against attention to every token.
 
 Controls that must lose: keys that are means of eight neighbours, and random tokens.
 
-Usage: `python -m bench.quantisers --model DIR|FILE.gguf --text FILE [--length 4096] [--num-attended 128]
+Usage: `python -m bench.quantisers --model DIR|FILE.gguf --texts FILE… [--length 4096] [--num-attended 128]
 [--json FILE]`.
 """
 
@@ -31,7 +33,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, AutoTokenizer
+from transformers.masking_utils import sdpa_mask
 
 from backends.torch_backend.model.gguf_file import convert
 from cache.low_bits import dequantize, quantize, rotate
@@ -41,6 +44,7 @@ NUM_SINK = 4
 NUM_RECENT = 124
 NUM_WORDS = 256
 GROUP = 8  # neighbours that share a landmark
+PART = 64  # values that share a step, where a row has several
 _SAMPLES = 1 << 16
 _ROUNDS = 40  # of Lloyd's algorithm
 
@@ -71,6 +75,12 @@ def uniform(rows: Tensor, bits: int) -> Tensor:
     return rotate(dequantize(*quantize(rotate(rows), bits), bits))
 
 
+def uniform_by_part(rows: Tensor) -> Tensor:
+    """Return rows after 4 bits with a step for each 64 values of a rotated row."""
+    parts = rotate(rows).reshape(-1, min(PART, rows.shape[-1]))
+    return rotate(dequantize(*quantize(parts, 4), 4).view(rows.shape))
+
+
 def vectors(rows: Tensor, width: int) -> Tensor:
     """Return rows after the paper's quantiser: groups of `width` values of the rotated row are words."""
     rotated = rotate(rows)
@@ -83,11 +93,12 @@ def vectors(rows: Tensor, width: int) -> Tensor:
 
 
 def means(rows: Tensor) -> Tensor:
-    """Return for each token the mean over its group of neighbours: [..., token, width]."""
-    num_tokens = rows.shape[-2]
-    padded = pad(rows, (0, 0, 0, -num_tokens % GROUP))
+    """Return the mean over each token's group of neighbours, [..., token, width]. Sinks have no group."""
+    sinks, others = rows[..., :NUM_SINK, :], rows[..., NUM_SINK:, :]
+    num_tokens = others.shape[-2]
+    padded = pad(others, (0, 0, 0, -num_tokens % GROUP))
     grouped = padded.view(*rows.shape[:-2], -1, GROUP, rows.shape[-1]).mean(-2)
-    return grouped.repeat_interleave(GROUP, dim=-2)[..., :num_tokens, :]
+    return torch.cat([sinks, grouped.repeat_interleave(GROUP, dim=-2)[..., :num_tokens, :]], -2)
 
 
 def noise(rows: Tensor) -> Tensor:
@@ -114,6 +125,7 @@ def _nearest(groups: Tensor, words: Tensor) -> Tensor:
 SETTINGS = (
     Setting("exact keys choose, exact rows", lambda rows: rows, lambda rows: rows),
     Setting("4 bits, uniform (policy sparse)", lambda rows: uniform(rows, 4), lambda rows: uniform(rows, 4)),
+    Setting("4 bits, uniform, a step for 64", uniform_by_part, uniform_by_part),
     Setting("4 bits, vectors", lambda rows: vectors(rows, 2), lambda rows: vectors(rows, 2)),
     Setting("2 bits uniform choose, 4 uniform", lambda rows: uniform(rows, 2), lambda rows: uniform(rows, 4)),
     Setting("2 bits vectors choose, 4 vectors", lambda rows: vectors(rows, 4), lambda rows: vectors(rows, 2)),
@@ -125,21 +137,10 @@ SETTINGS = (
 
 
 def attention_of(model: str, text: str, length: int, num_queries: int) -> list[Attention]:
-    """Return each full-attention layer's attention for the first `length` tokens of a text."""
-    found: list[Attention] = []
+    """Return what `capture` does for the first `length` tokens of a text. `model` is a folder or a GGUF file.
 
-    def capture(
-        _module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **rest: Any
-    ) -> tuple[Tensor, None]:
-        window = rest.get("sliding_window")
-        if window is None or window >= length:
-            found.append(Attention(query[0, :, -num_queries:], key[0], value[0], scaling))
-        output = scaled_dot_product_attention(
-            query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
-        )
-        return output.transpose(1, 2), None
-
-    AttentionInterface.register("captured", capture)
+    Raises ValueError for a shorter text.
+    """
     with TemporaryDirectory() as scratch:
         folder = Path(model)
         if folder.is_file():
@@ -149,11 +150,36 @@ def attention_of(model: str, text: str, length: int, num_queries: int) -> list[A
         token_ids = tokenizer(text, return_tensors="pt").input_ids[:, :length]
         if token_ids.shape[1] < length:
             raise ValueError(f"the text must have at least {length} tokens, got {token_ids.shape[1]}")
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="captured"
+        return capture(folder, token_ids, num_queries)
+
+
+def capture(folder: Path, token_ids: Tensor, num_queries: int) -> list[Attention]:
+    """Return the attention of each layer without a window to the tokens [1, token].
+
+    Raises ValueError for a model whose scores are capped or have sinks.
+    """
+    found: list[Attention] = []
+
+    def attend(
+        _module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **rest: Any
+    ) -> tuple[Tensor, None]:
+        if rest.get("softcap") is not None or rest.get("s_aux") is not None:
+            raise ValueError("models whose attention has a softcap or sinks are not compared")
+        window = rest.get("sliding_window")
+        if window is None or window >= token_ids.shape[1]:
+            found.append(Attention(query[0, :, -num_queries:], key[0], value[0], scaling))
+        output = scaled_dot_product_attention(
+            query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
         )
-        with torch.inference_mode():
-            loaded(token_ids, use_cache=False, logits_to_keep=1)
+        return output.transpose(1, 2), None
+
+    AttentionInterface.register("captured", attend)
+    AttentionMaskInterface.register("captured", sdpa_mask)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="captured"
+    )
+    with torch.inference_mode():
+        loaded(token_ids, use_cache=False, logits_to_keep=1)
     return found
 
 
@@ -190,15 +216,19 @@ def _of_layer(layer: Attention, setting: Setting, num_attended: int) -> dict[str
     output = weights @ value[:, None]
     choice = chosen(setting.choosing(key))
     held_key, held_value = setting.attended(key), setting.attended(value)
-    mixed = torch.where(is_exact, exact_scores, scores(held_key, is_seen))
-    mixed = mixed.masked_fill(~(is_exact & is_seen | choice), float("-inf")).softmax(-1)
-    found = (mixed * is_exact) @ value[:, None] + (mixed * ~is_exact) @ held_value[:, None]
-    best_share = (weights * chosen(key)).sum(-1)
-    share = (weights * choice).sum(-1)
+
+    def attended(held_scores: Tensor, held_value: Tensor) -> Tensor:
+        """Return the output of attention to sinks, ring and the chosen tokens."""
+        mixed = torch.where(is_exact, exact_scores, held_scores)
+        mixed = mixed.masked_fill(~(is_exact & is_seen | choice), float("-inf")).softmax(-1)
+        return (mixed * is_exact) @ value[:, None] + (mixed * ~is_exact) @ held_value[:, None]
+
+    found = attended(scores(held_key, is_seen), held_value)
     return {
         "key_error": _error(held_key, key),
         "value_error": _error(held_value, value),
-        "share": float(share.sum() / best_share.sum()),
+        "share": float((weights * choice).sum() / (weights * chosen(key)).sum()),
+        "rows_error": _error(found, attended(exact_scores, value)),
         "output_error": _error(found, output),
     }
 
@@ -213,14 +243,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--model", required=True)
-    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--texts", type=Path, nargs="+", required=True)
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--num-attended", type=int, default=128)
     parser.add_argument("--num-queries", type=int, default=32, help="of the last tokens")
     parser.add_argument("--json", type=Path)
     parsed = parser.parse_args(arguments)
+    most = parsed.length - parsed.num_queries + 1 - NUM_SINK - NUM_RECENT
     try:
-        layers = attention_of(parsed.model, parsed.text.read_text(), parsed.length, parsed.num_queries)
+        if not 0 < parsed.num_attended <= most:
+            raise ValueError(f"--num-attended must be from 1 to the {most} stored tokens")
+        layers = [
+            layer
+            for text in parsed.texts
+            for layer in attention_of(parsed.model, text.read_text(), parsed.length, parsed.num_queries)
+        ]
     except ValueError as error:
         print(f"bench.quantisers: {error}", file=sys.stderr)
         return 2
@@ -228,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for setting in SETTINGS:
         rows.append({"setting": setting.name, **figures(layers, setting, parsed.num_attended)})
         print(f"{len(rows)} of {len(SETTINGS)} settings", file=sys.stderr)
-    names = ["key_error", "value_error", "share", "output_error"]
+    names = ["key_error", "value_error", "share", "rows_error", "output_error"]
     print(
         table(
             ["setting", *names], [[row["setting"], *(f"{row[name]:.4f}" for name in names)] for row in rows]
@@ -237,11 +274,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.json is not None:
         document = {
             "model": Path(parsed.model).name,
-            "text": parsed.text.name,
+            "texts": [text.name for text in parsed.texts],
             "length": parsed.length,
             "num_attended": parsed.num_attended,
             "num_queries": parsed.num_queries,
-            "num_layers": len(layers),
+            "num_layers": len(layers) // len(parsed.texts),
             "settings": rows,
         }
         parsed.json.write_text(json.dumps(document, indent=1) + "\n")

@@ -82,7 +82,7 @@ def uniform_by_part(rows: Tensor) -> Tensor:
 
 
 def vectors(rows: Tensor, width: int) -> Tensor:
-    """Return rows after the paper's quantiser: groups of `width` values of the rotated row are words."""
+    """Return rows after vector codes: each group of `width` values of the rotated row is a word."""
     rotated = rotate(rows)
     scales = rotated.square().mean(-1, keepdim=True).sqrt().to(torch.bfloat16).float().clamp(min=1e-20)
     words = codebook(width)
@@ -238,7 +238,7 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, or 2 for a text that is too short."""
+    """Return 0, or 2 for sizes or a model that cannot be compared."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -18,7 +18,7 @@ NOVEL = ROOT / "commands" / "eval" / "prose" / "texts" / "novel.txt"
 
 @pytest.mark.parametrize(("bits", "width"), [(4, 2), (2, 4)])
 def test_vectors_lose_less_than_levels_and_no_less_than_any_code_can(bits: int, width: int) -> None:
-    """On a normal distribution, no code of so many bits has less error than 4 to the power of -bits."""
+    """On a normal distribution, no code of `bits` bits a value has less error than 4^-bits."""
     rows = torch.randn(500, 64, generator=torch.Generator().manual_seed(5))
     of_vectors, of_levels = (
         (found - rows).square().mean() for found in (vectors(rows, width), uniform(rows, bits))

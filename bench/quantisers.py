@@ -136,8 +136,8 @@ SETTINGS = (
 )
 
 
-def attention_of(model: str, text: str, length: int, num_queries: int) -> list[Attention]:
-    """Return what `capture` does for the first `length` tokens of a text. `model` is a folder or a GGUF file.
+def attention_of(model: str, texts: Sequence[str], length: int, num_queries: int) -> list[Attention]:
+    """Return what `capture` does for the first `length` tokens of texts. `model` is a folder or a GGUF file.
 
     Raises ValueError for a shorter text.
     """
@@ -147,14 +147,15 @@ def attention_of(model: str, text: str, length: int, num_queries: int) -> list[A
             folder = Path(scratch)
             convert(Path(model), folder)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        token_ids = tokenizer(text, return_tensors="pt").input_ids[:, :length]
-        if token_ids.shape[1] < length:
-            raise ValueError(f"the text must have at least {length} tokens, got {token_ids.shape[1]}")
-        return capture(folder, token_ids, num_queries)
+        prompts = [tokenizer(text, return_tensors="pt").input_ids[:, :length] for text in texts]
+        for prompt in prompts:
+            if prompt.shape[1] < length:
+                raise ValueError(f"the text must have at least {length} tokens, got {prompt.shape[1]}")
+        return capture(folder, prompts, num_queries)
 
 
-def capture(folder: Path, token_ids: Tensor, num_queries: int) -> list[Attention]:
-    """Return the attention of each layer without a window to the tokens [1, token].
+def capture(folder: Path, prompts: Sequence[Tensor], num_queries: int) -> list[Attention]:
+    """Return the attention of each layer without a window to prompts, each [1, token].
 
     Raises ValueError for a model whose scores are capped or have sinks.
     """
@@ -166,7 +167,7 @@ def capture(folder: Path, token_ids: Tensor, num_queries: int) -> list[Attention
         if rest.get("softcap") is not None or rest.get("s_aux") is not None:
             raise ValueError("models whose attention has a softcap or sinks are not compared")
         window = rest.get("sliding_window")
-        if window is None or window >= token_ids.shape[1]:
+        if window is None or window >= query.shape[2]:
             found.append(Attention(query[0, :, -num_queries:], key[0], value[0], scaling))
         output = scaled_dot_product_attention(
             query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
@@ -179,7 +180,8 @@ def capture(folder: Path, token_ids: Tensor, num_queries: int) -> list[Attention
         folder, dtype=torch.float32, attn_implementation="captured"
     )
     with torch.inference_mode():
-        loaded(token_ids, use_cache=False, logits_to_keep=1)
+        for token_ids in prompts:
+            loaded(token_ids, use_cache=False, logits_to_keep=1)
     return found
 
 
@@ -253,11 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not 0 < parsed.num_attended <= most:
             raise ValueError(f"--num-attended must be from 1 to the {most} stored tokens")
-        layers = [
-            layer
-            for text in parsed.texts
-            for layer in attention_of(parsed.model, text.read_text(), parsed.length, parsed.num_queries)
-        ]
+        texts = [path.read_text() for path in parsed.texts]
+        layers = attention_of(parsed.model, texts, parsed.length, parsed.num_queries)
     except ValueError as error:
         print(f"bench.quantisers: {error}", file=sys.stderr)
         return 2

@@ -34,7 +34,7 @@ def test_layers_see_what_they_see_in_transformers(tmp_path: Path) -> None:
     cache = oracle(token_ids, use_cache=True).past_key_values
     kinds = oracle.config.layer_types
     expected = [layer.keys[0] for layer, kind in zip(cache.layers, kinds, strict=True) if kind == FULL]
-    found = [layer.key for layer in capture(folder, token_ids, 4)]
+    found = [layer.key for layer in capture(folder, [token_ids], 4)]
     assert 0 < len(found) == len(expected) < len(kinds)
     assert kinds.index(FULL) > 0
     for keys, others in zip(found, expected, strict=True):
@@ -43,11 +43,11 @@ def test_layers_see_what_they_see_in_transformers(tmp_path: Path) -> None:
 
 def test_a_softcap_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="softcap"):
-        capture(save_checkpoint("gemma2", tmp_path), torch.tensor([random_prompt(20)]), 4)
+        capture(save_checkpoint("gemma2", tmp_path), [torch.tensor([random_prompt(20)])], 4)
 
 
 def test_attention_to_all_tokens_in_full_precision_loses_nothing() -> None:
-    layers = attention_of(str(DEMO_MODEL), NOVEL.read_text(), 256, 1)
+    layers = attention_of(str(DEMO_MODEL), [NOVEL.read_text()], 256, 1)
     assert len(layers) == 2
     exact, *_, random = SETTINGS
     assert figures(layers, exact, 128)["output_error"] < 1e-9

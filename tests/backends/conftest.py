@@ -1,13 +1,44 @@
 """Fixtures of all backends: a folder for compiled code, so that each graph is compiled once for all tests."""
 
 import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
+
 
 @pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _warm_builder() -> Iterator[None]:
+    """Let backends of this process build in processes that have imported torch's compiler."""
+    from backends.torch_backend.compiled import code  # tests of other backends need no torch
+    from tests.backends import builder
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        address = f"{folder}/socket"
+        patch.setattr(code, "_BUILD", (*builder.CLIENT, address))
+        command = [sys.executable, "-m", builder.__name__, address]
+        environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, cwd=ROOT):
+            while not os.path.exists(address):
+                time.sleep(0.05)
+            yield  # the pipe is closed behind this, which ends the process
+
+
+@pytest.fixture
+def cold_builder(monkeypatch: pytest.MonkeyPatch, _warm_builder: None) -> None:
+    """Let backends of this test build as they do for users."""
+    command = (sys.executable, "-m", "backends.torch_backend.compiled.build")
+    monkeypatch.setattr("backends.torch_backend.compiled.code._BUILD", command)
+
+
+@pytest.fixture(scope="session")
+def compile_cache(tmp_path_factory: pytest.TempPathFactory, _warm_builder: None) -> Path:
     """One folder for all of pytest's processes. The process that compiles locks it."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"

@@ -41,6 +41,8 @@ from backends.torch_backend.torch_private.graph_code import function_of
 
 logger = logging.getLogger(__name__)
 
+_BUILD = (sys.executable, "-m", "backends.torch_backend.compiled.build")
+
 # How long the work waits for the first moment without a request. Then it is done between steps.
 _PATIENCE = 10.0  # seconds
 
@@ -202,8 +204,7 @@ class CompiledCode:
         if not _has_compiler():
             return
         logger.info("decode is not compiled yet: compiling in the background, into %s", self._folder)
-        module = "backends.torch_backend.compiled.build"
-        command = [sys.executable, "-m", module, str(self._folder), *self._sources]
+        command = [*_BUILD, str(self._folder), *self._sources]
         environment = os.environ | {
             "TORCHINDUCTOR_CACHE_DIR": str(build_folder(self._folder)),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",

@@ -103,6 +103,7 @@ def _is_compiled(backend: TorchBackend) -> list[bool]:
     return [step.are_used for step in _compiled(backend).steps]
 
 
+@pytest.mark.usefixtures("cold_builder")
 @pytest.mark.long
 def test_requests_are_served_while_code_is_compiled(
     config: TorchBackendConfig, tmp_path: Path, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
@@ -439,6 +440,7 @@ def test_a_server_that_requires_compiled_code_ends_without_it(
         replace(config, compile=False, require_compiled=True)
 
 
+@pytest.mark.usefixtures("cold_builder")
 def test_compiling_goes_on_at_normal_priority_after_a_time(
     config: TorchBackendConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,6 +475,7 @@ def test_an_unwritable_folder_is_not_used(
     assert str(tmp_path / "file") in caplog.text
 
 
+@pytest.mark.usefixtures("cold_builder")
 def test_closing_ends_the_compiler(config: TorchBackendConfig, tmp_path: Path) -> None:
     backend = TorchBackend(replace(config, compile_cache=tmp_path))
     backend.warmup()

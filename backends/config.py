@@ -9,7 +9,7 @@ from backends.clock import Clock, WallClock
 from backends.interface import Backend, PrefillShape
 from cache.policy import PolicyName
 from cache.policy_options import LayerBudgets, PolicyOptions
-from cache.pool_options import PoolOptions, check_names
+from cache.pool_options import KVCacheDtype, PoolOptions, check_names
 from cache.scorer import HeadReduction, QueryReduction, WindowScorer
 
 DEFAULT_MAX_MODEL_LEN = 16384
@@ -60,9 +60,10 @@ class BackendConfig:
     `prefill_chunk` is the number of tokens that one prefill step reads, all rows together. `scratch_capacity`
     None means that a scratch holds any prompt. With `fills_memory`, slots of policy snapstream without a size
     are as long as fit in memory; a backend that has no memory of its own ignores it. Stored blocks of prompts
-    take up to `prefix_cache_bytes` of host memory; None is `host_memory.prefix_bytes` of what is available, 0
-    stores none. They are also written to `prefix_cache_dir`, up to `prefix_cache_disk_bytes`. A draft only
-    scores prompts for another model, and its `max_model_len` is cut to the model's own limit.
+    have `prefix_cache_dtype` and take up to `prefix_cache_bytes` of host memory; None is
+    `host_memory.prefix_bytes` of what is available, 0 stores none. They are also written to
+    `prefix_cache_dir`, up to `prefix_cache_disk_bytes`. A draft only scores prompts for another model, and
+    its `max_model_len` is cut to the model's own limit.
     """
 
     model: str
@@ -73,6 +74,7 @@ class BackendConfig:
     prefill_chunk: int = 512
     fills_memory: bool = False
     prefix_cache_bytes: int | None = 0
+    prefix_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
     prefix_cache_dir: Path | None = None
     prefix_cache_disk_bytes: int = DEFAULT_DISK_BYTES
     is_draft: bool = False
@@ -96,6 +98,7 @@ class BackendConfig:
             prefill_chunk=self.prefill_chunk,
             # The bytes that are configured are those of the model that answers.
             prefix_cache_bytes=None if self.prefix_cache_bytes != 0 else 0,
+            prefix_cache_dtype=self.prefix_cache_dtype,
             is_draft=True,
         )
 

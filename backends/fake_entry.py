@@ -42,6 +42,8 @@ def _configure(
 ) -> ConfiguredBackend[BackendConfig]:
     if base.prefix_cache_dir is not None:
         raise ValueError("prefix_cache_dir needs backend torch: the fake backend writes no blocks")
+    if base.prefix_cache_dtype.is_rounded:
+        raise ValueError("prefix_cache_dtype must be auto with backend fake, which stores no numbers")
     return ConfiguredBackend(base, _create)
 
 

@@ -382,7 +382,10 @@ class ScratchSpec:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSpec:
-    """The store of uncompressed blocks of prompts, of `block_tokens` tokens each, from the first one on."""
+    """The store of blocks of prompts, of `block_tokens` tokens each, from the first one on.
+
+    Blocks have all of their tokens, unlike slots.
+    """
 
     num_blocks: int
     block_tokens: int

@@ -9,7 +9,7 @@ from cache.policy_options import PolicyOptions
 
 
 class KVCacheDtype(enum.StrEnum):
-    """The type of a slot's keys and values."""
+    """The type of a slot's keys and values, or of stored prompts'."""
 
     AUTO = "auto"  # the model's
     INT8 = "int8"  # with a scale for each token and KV head
@@ -17,7 +17,7 @@ class KVCacheDtype(enum.StrEnum):
 
     @property
     def is_rounded(self) -> bool:
-        """Whether a slot holds less than what the model computes."""
+        """Whether less is held than what the model computes."""
         return self is not KVCacheDtype.AUTO
 
 

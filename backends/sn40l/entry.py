@@ -111,6 +111,8 @@ def _configure(
 ) -> ConfiguredBackend[Any]:
     if base.prefix_cache_dir is not None:
         raise ValueError("prefix_cache_dir needs backend torch: the simulated machine has no disk")
+    if base.prefix_cache_dtype.is_rounded:
+        raise ValueError("prefix_cache_dtype must be auto with backend sn40l, which models it in bfloat16")
     if any(pool.kv_cache_dtype.is_rounded for pool in base.pools):
         raise ValueError("kv_cache_dtype must be auto with backend sn40l, which models slots in bfloat16")
     if any(pool.policy.name is PolicyName.SPARSE for pool in base.pools):

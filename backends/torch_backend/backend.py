@@ -110,8 +110,9 @@ class TorchBackend:
             verifies_drafts=self._device.type == "cpu" and self._recorder is None,
         )
         specs = tuple(pool.spec for pool in self.pools)
-        prefixes = prefix_spec(config.prefix_cache_bytes or 0, layers)
-        self.prefixes = PrefixStore(prefixes, layers, self._device) if prefixes is not None else None
+        kind = config.prefix_cache_dtype
+        prefixes = prefix_spec(config.prefix_cache_bytes or 0, layers, kind)
+        self.prefixes = PrefixStore(prefixes, layers, self._device, kind) if prefixes is not None else None
         self._archive = self._open_archive(config, prepared.fingerprint)
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch, prefixes)
         self._prefill = Prefill(self._model, self._spec, self.prefixes)
@@ -174,6 +175,8 @@ class TorchBackend:
             return None
         if self.prefixes is None:
             raise ValueError("prefix_cache_dir needs prefix_cache_bytes for at least one block")
+        if config.prefix_cache_dtype.is_rounded:
+            fingerprint += f"-{config.prefix_cache_dtype}"
         return FileArchive(
             config.prefix_cache_dir, config.prefix_cache_disk_bytes, fingerprint, self.prefixes
         )

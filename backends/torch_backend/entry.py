@@ -31,6 +31,7 @@ def _configure(
         prefill_chunk=base.prefill_chunk,
         fills_memory=base.fills_memory,
         prefix_cache_bytes=base.prefix_cache_bytes,
+        prefix_cache_dtype=base.prefix_cache_dtype,
         prefix_cache_dir=base.prefix_cache_dir,
         prefix_cache_disk_bytes=base.prefix_cache_disk_bytes,
         is_draft=base.is_draft,

@@ -1,7 +1,8 @@
 """Uncompressed blocks of prompts in host memory, copied out of slots and scratches and back into them.
 
 Which number holds which tokens is known to the scheduler. Keys and values of a token depend on no token
-behind it, so a restored block is what reading the same tokens in the same chunks would have written.
+behind it, so a restored block is what reading the same tokens in the same chunks would have written. Only a
+store in 8 bits rounds them, as `cache.quantization` does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,39 +14,64 @@ from backends.interface import PrefillRow, PrefixSpec, SlotStore, StoredBlock
 from backends.torch_backend.forward.step import LayerKind
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.pool import TorchPool
-from cache.slots import direct_entries
+from cache.pool_options import KVCacheDtype
+from cache.quantization import SCALE_DTYPE, dequantize, quantize
+from cache.slots import PlaneSpec, direct_entries
 
 MOST_BLOCKS = 16  # that are copied at once
 BLOCK_TOKENS = 128  # divides the chunks of prefill; a prompt of 8,192 tokens has 64 blocks
 
 
-def prefix_spec(num_bytes: int, layers: Sequence[LayerSpec]) -> PrefixSpec | None:
+def prefix_spec(
+    num_bytes: int, layers: Sequence[LayerSpec], kind: KVCacheDtype = KVCacheDtype.AUTO
+) -> PrefixSpec | None:
     """Return the store of `num_bytes` bytes at most; None if they hold no block."""
     block_bytes = sum(
-        layer.num_kv_heads * BLOCK_TOKENS * plane.width * plane.dtype.itemsize
+        layer.num_kv_heads * BLOCK_TOKENS * width * dtype.itemsize
         for layer in layers
         for plane in layer.planes
+        for width, dtype in _parts(plane, kind)
     )
     num_blocks = num_bytes // block_bytes
     return PrefixSpec(num_blocks, BLOCK_TOKENS, block_bytes) if num_blocks else None
 
 
-class PrefixStore:
-    """The blocks of all pools: for each plane of each layer, one tensor [number, kv_head, token, width]."""
+def _parts(plane: PlaneSpec, kind: KVCacheDtype) -> tuple[tuple[int, torch.dtype], ...]:
+    """Return the widths and types in which a plane's rows are stored: themselves, or codes and a scale."""
+    if not kind.is_rounded:
+        return ((plane.width, plane.dtype),)
+    return ((plane.width, torch.int8), (1, SCALE_DTYPE))
 
-    def __init__(self, spec: PrefixSpec, layers: Sequence[LayerSpec], device: torch.device) -> None:
+
+class PrefixStore:
+    """The blocks of all pools: for each plane of each layer, tensors [number, kv_head, token, width].
+
+    There is one with its rows, or in 8 bits one with their codes and one of width 1 with their scales.
+    """
+
+    def __init__(
+        self,
+        spec: PrefixSpec,
+        layers: Sequence[LayerSpec],
+        device: torch.device,
+        kind: KVCacheDtype = KVCacheDtype.AUTO,
+    ) -> None:
         self._device = device
+        self._kind = kind
         self._block_tokens = spec.block_tokens
         self.block_bytes = spec.block_bytes
         self._blocks = [
             [
-                torch.empty(
-                    spec.num_blocks,
-                    layer.num_kv_heads,
-                    spec.block_tokens,
-                    plane.width,
-                    dtype=plane.dtype,
-                    pin_memory=device.type == "cuda",  # so that copies do not wait for the device
+                tuple(
+                    torch.empty(
+                        spec.num_blocks,
+                        layer.num_kv_heads,
+                        spec.block_tokens,
+                        width,
+                        dtype=dtype,
+                        pin_memory=device.type == "cuda",  # so that copies do not wait for the device
+                    )
+                    for width, dtype in _parts(plane, kind)
                 )
                 for plane in layer.planes
             ]
@@ -54,42 +80,43 @@ class PrefixStore:
 
     @property
     def num_bytes(self) -> int:
-        return sum(plane.nbytes for planes in self._blocks for plane in planes)
+        return sum(part.nbytes for planes in self._blocks for parts in planes for part in parts)
 
     def dump(self, number: int) -> bytes:
         """Return a block's bytes. No step may be under way."""
-        return b"".join(part.numpy().tobytes() for part in self._parts(number))
+        return b"".join(part.numpy().tobytes() for part in self._bytes_of(number))
 
     def fill(self, number: int, data: memoryview) -> None:
         """Overwrite a block by the bytes that `dump` returned. No step may be under way."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # a step that failed may have left copies under way
         start = 0
-        for part in self._parts(number):
+        for part in self._bytes_of(number):
             part.copy_(torch.frombuffer(data, dtype=torch.uint8, count=len(part), offset=start))
             start += len(part)
 
-    def _parts(self, number: int) -> Iterator[Tensor]:
-        """Yield a block's planes as bytes."""
+    def _bytes_of(self, number: int) -> Iterator[Tensor]:
+        """Yield the parts of a block's planes as bytes."""
         for planes in self._blocks:
-            for plane in planes:
-                yield plane[number].reshape(-1).view(torch.uint8)
+            for parts in planes:
+                for part in parts:
+                    yield part[number].reshape(-1).view(torch.uint8)
 
     def restore(self, pool: TorchPool, row: PrefillRow) -> None:
         """Copy a row's restored blocks to where its prompt is read."""
         runs = _runs([StoredBlock(number, index) for index, number in enumerate(row.restored_blocks)])
-        for planes, stored in self._planes(pool, row):
+        for plane, stored in self._planes(pool, row):
             for first, count in runs:
-                part = self._span(planes, first.index, count)
-                part.copy_(stored[first.number : first.number + count], non_blocking=True)
+                numbers = slice(first.number, first.number + count)
+                self._read(stored, numbers, self._span(plane, first.index, count))
 
     def store(self, pool: TorchPool, row: PrefillRow) -> None:
         """Copy the blocks that a row stores from where its prompt was read."""
         runs = _runs(row.stored_blocks)
-        for planes, stored in self._planes(pool, row):
+        for plane, stored in self._planes(pool, row):
             for first, count in runs:
-                part = self._span(planes, first.index, count)
-                stored[first.number : first.number + count].copy_(part, non_blocking=True)
+                numbers = slice(first.number, first.number + count)
+                self._write(stored, numbers, self._span(plane, first.index, count))
 
     def store_slot(self, pool: TorchPool, store: SlotStore) -> None:
         """Copy blocks of a sequence that has ended from its slot."""
@@ -100,9 +127,23 @@ class PrefixStore:
         for layer, planes in zip(pool.cache.layers, self._blocks, strict=True):
             for plane, stored in zip(layer.slots.planes, planes, strict=True):
                 for block, block_entries in zip(store.blocks, entries[layer.kind], strict=True):
-                    stored[block.number].copy_(plane[store.slot][:, block_entries], non_blocking=True)
+                    self._write(stored, block.number, plane[store.slot][:, block_entries])
 
-    def _planes(self, pool: TorchPool, row: PrefillRow) -> Iterator[tuple[Tensor, Tensor]]:
+    def _write(self, stored: Sequence[Tensor], numbers: int | slice, rows: Tensor) -> None:
+        """Copy rows from the device into blocks of a plane."""
+        parts = quantize(rows, self._kind) if self._kind.is_rounded else (rows,)
+        for part, values in zip(stored, parts, strict=True):
+            part[numbers].copy_(values, non_blocking=True)
+
+    def _read(self, stored: Sequence[Tensor], numbers: slice, rows: Tensor) -> None:
+        """Copy blocks of a plane into rows on the device."""
+        if not self._kind.is_rounded:
+            rows.copy_(stored[0][numbers], non_blocking=True)
+            return
+        codes, scales = (part[numbers].to(self._device, non_blocking=True) for part in stored)
+        rows.copy_(dequantize(codes, scales, rows.dtype, self._kind))
+
+    def _planes(self, pool: TorchPool, row: PrefillRow) -> Iterator[tuple[Tensor, Sequence[Tensor]]]:
         """Yield each plane where a row's prompt is read, [kv_head, entry, width], and its stored blocks.
 
         There, in a scratch or a slot, tokens are in the order of the sequence.

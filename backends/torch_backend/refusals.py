@@ -18,17 +18,19 @@ logger = logging.getLogger(__name__)
 def check_cache_dtypes(
     config: TorchBackendConfig, layers: Sequence[LayerSpec], model: PreTrainedModel
 ) -> None:
-    """Raise ValueError for latents in 8 bits, and for fp8 on a processor, whose kernels read int8.
+    """Raise ValueError for latents in 8 bits, and for slots in fp8 on a processor, whose kernels read int8.
 
     A latent and its rotary key differ in size by far, and would share a scale.
     """
     dtypes = [options.kv_cache_dtype for options in config.pools]
-    rounded = [dtype for dtype in dtypes if dtype.is_rounded]
-    if rounded and any(len(layer.planes) == 1 for layer in layers):
-        raise ValueError(
-            f"kv_cache_dtype must be auto for a model that caches latents ({model.config.model_type}), "
-            f"got {rounded[0]}"
-        )
+    named = [("kv_cache_dtype", dtype) for dtype in dtypes]
+    named.append(("prefix_cache_dtype", config.prefix_cache_dtype))
+    for name, dtype in named:
+        if dtype.is_rounded and any(len(layer.planes) == 1 for layer in layers):
+            raise ValueError(
+                f"{name} must be auto for a model that caches latents ({model.config.model_type}), "
+                f"got {dtype}"
+            )
     if KVCacheDtype.FP8 in dtypes and model.device.type == "cpu":
         raise ValueError("kv_cache_dtype fp8 needs device cuda, got cpu; int8 takes as little memory")
 

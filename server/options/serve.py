@@ -224,6 +224,7 @@ def _backend(options: ServeOptions) -> BackendConfig:
         scratch_capacity=options.cache.scratch_capacity,
         prefill_chunk=options.cache.prefill_chunk,
         prefix_cache_bytes=options.cache.prefix_cache_bytes,
+        prefix_cache_dtype=options.cache.prefix_cache_dtype,
         prefix_cache_dir=options.cache.prefix_cache_dir,
         prefix_cache_disk_bytes=options.cache.prefix_cache_disk_bytes,
     )

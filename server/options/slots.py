@@ -246,6 +246,8 @@ class CacheOptions(OptionGroup):
     ] = None
     """Host memory for keys and values of prompts, so that later prompts with the same beginning need not read
     it again; 0 for none."""
+    prefix_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
+    """Type in which they are stored. In 8 bits about twice as many fit, and a restored prompt is rounded."""
     prefix_cache_dir: Annotated[Folder | None, Shown("DIR", default="none: they are lost at the end")] = None
     """Folder for stored prompts, which a restarted server and others of this host find again."""
     prefix_cache_disk_bytes: Bytes = DEFAULT_DISK_BYTES

@@ -19,6 +19,7 @@ from backends.torch_backend.cuda_graphs import CudaRecorder
 from backends.torch_backend.errors import UnsupportedModelError
 from backends.torch_backend.model import fused_attention
 from backends.torch_backend.model.attention import MASKED, AttentionOptions, grouped_attention
+from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import KVCacheDtype, PoolOptions
 from tests.backends.checkpoints import save_checkpoint
@@ -26,7 +27,14 @@ from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.families import FAMILIES, save_tiny, tiny_config
 from tests.backends.oracle import random_prompt
 from tests.backends.torch_backend.test_cuda_graphs import POLICIES, open_recorded, serve_all, unrecorded
-from tests.backends.torch_backend.test_prefix_store import BLOCK, SNAPSTREAM, check_hit, open_drive, prompt_of
+from tests.backends.torch_backend.test_prefix_store import (
+    BLOCK,
+    SNAPSTREAM,
+    check_hit,
+    check_rounded_hit,
+    open_drive,
+    prompt_of,
+)
 from tests.e2e.process import Server, serve
 
 pytestmark = [
@@ -153,6 +161,17 @@ def test_a_stored_prompt_is_restored(
     monkeypatch.setattr(prefix_store, "BLOCK_TOKENS", BLOCK)
     monkeypatch.setattr(spec, "prefill_shapes", lambda _config, _max_len: (PrefillShape(1, BLOCK),))
     check_hit(open_drive(tmp_path, SNAPSTREAM, architecture, device=DeviceName.CUDA), prompt_of(60), 56)
+
+
+@pytest.mark.parametrize("kind", [KVCacheDtype.INT8, KVCacheDtype.FP8])
+def test_a_prompt_stored_in_8_bits_is_restored(
+    kind: KVCacheDtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_store, "BLOCK_TOKENS", BLOCK)
+    monkeypatch.setattr(spec, "prefill_shapes", lambda _config, _max_len: (PrefillShape(1, BLOCK),))
+    policy = PolicyOptions(PolicyName.STREAMING_LLM, num_sink=2, num_recent=29)
+    drive = open_drive(tmp_path, policy, device=DeviceName.CUDA, prefix_cache_dtype=kind)
+    check_rounded_hit(drive, prompt_of(60), 56, kind)
 
 
 def _attention_inputs(

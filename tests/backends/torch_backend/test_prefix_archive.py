@@ -22,7 +22,7 @@ from backends.torch_backend.config import DeviceName, DtypeName, Quantization, T
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.prefix_archive import FileArchive
 from backends.torch_backend.prefix_store import PrefixStore
-from cache.pool_options import PoolOptions
+from cache.pool_options import KVCacheDtype, PoolOptions
 from cache.slots import PlaneSpec
 from scheduler.messages import ResetPrefixes
 from tests.backends.checkpoints import save_checkpoint
@@ -84,6 +84,19 @@ def test_a_restarted_server_finds_its_blocks(serve_from: Serve, tmp_path: Path) 
     assert archive == ArchiveStats(NUM_BLOCKS, 0, NUM_BLOCKS, is_saving=True)
     assert hit.final.num_cached_tokens == 56
     assert hit.tokens[0] == cold
+
+
+def test_blocks_of_each_type_are_found_by_servers_of_that_type(serve_from: Serve, tmp_path: Path) -> None:
+    """Exact blocks are not taken for codes, nor rounded ones for exact ones."""
+    fill(serve_from, prefix_cache_dtype=KVCacheDtype.INT8)
+    rounded = files(tmp_path)
+    assert len(rounded) == NUM_BLOCKS
+    assert num_cached(serve_from, prefix_cache_dtype=KVCacheDtype.FP8) == 0
+    assert num_cached(serve_from) == 0
+    exact = [path for path in files(tmp_path) if path.parent.name in rounded[0].parent.name]
+    assert exact[0].stat().st_size > 1.5 * rounded[0].stat().st_size
+    for kind in KVCacheDtype:
+        assert num_cached(serve_from, prefix_cache_dtype=kind) == NUM_BLOCKS * BLOCK
 
 
 def test_servers_share_a_folder(serve_from: Serve, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A prompt whose beginning is restored gets the same tokens, log-probabilities and slot, bit for bit.
 
+A store in 8 bits alone rounds what is restored.
+
 All chunks are as long as blocks, so that a hit and a cold read have their borders at the same tokens.
 """
 
@@ -18,6 +20,7 @@ from backends.torch_backend.config import DeviceName, DtypeName, Quantization, T
 from cache.policy import PolicyName
 from cache.policy_options import DEFAULT_SCORERS, PolicyOptions
 from cache.pool_options import KVCacheDtype, PoolOptions
+from cache.quantization import dequantize, quantize
 from cache.scorer import WindowScorer
 from scheduler.messages import Final
 from tests.backends.checkpoints import save_checkpoint
@@ -71,6 +74,7 @@ def open_drive(
     quantization: Quantization = Quantization.NONE,
     scratch_capacity: int | None = None,
     prefix_cache_bytes: int = 1 << 20,
+    prefix_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO,
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO,
     device: DeviceName = DeviceName.CPU,
 ) -> Drive:
@@ -84,6 +88,7 @@ def open_drive(
         prefill_chunk=BLOCK,
         scratch_capacity=scratch_capacity,
         prefix_cache_bytes=prefix_cache_bytes,
+        prefix_cache_dtype=prefix_cache_dtype,
     )
     return Drive(backend=TorchBackend(config))
 
@@ -116,6 +121,23 @@ def check_hit(drive: Drive, prompt: tuple[int, ...], num_cached: int, **options:
     assert hit.tokens == cold.tokens
     assert hit.embedding == cold.embedding
     assert all(torch.equal(a, b) for a, b in zip(hit.contents, cold.contents, strict=True))
+
+
+def check_rounded_hit(drive: Drive, prompt: tuple[int, ...], num_cached: int, kind: KVCacheDtype) -> None:
+    """Ask twice: the second slot has the first one's keys and values, but for what the store rounds."""
+    cold, hit = (ask(drive, name, prompt, max_tokens=1) for name in ("cold", "hit"))
+    assert (cold.final.num_cached_tokens, hit.final.num_cached_tokens) == (0, num_cached)
+    assert isinstance(drive.backend, TorchBackend)
+    caches = [layer.slots for layer in drive.backend.pools[0].cache.layers]
+    pairs = list(zip(hit.contents, cold.contents, strict=True))[: -len(caches)]  # without the kept indices
+    for index, (restored, exact) in enumerate(pairs):
+        rounded = dequantize(*quantize(exact, kind), exact.dtype, kind)
+        assert (restored - exact).norm() <= 0.05 * exact.norm()
+        if index < len(caches[0].planes):  # the first layer's depend on no other token
+            is_rounded = (restored == rounded).all(-1) & (rounded != exact).any(-1)
+            assert (is_rounded | (restored == exact).all(-1)).all()
+            assert is_rounded.any()
+            assert not is_rounded.all()
 
 
 def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -152,6 +174,51 @@ def test_slots_in_8_bits(tmp_path: Path, length: int, num_cached: int) -> None:
     """Only prompts that are read in a scratch are stored: exactly, and for a slot of any pool."""
     drive = open_drive(tmp_path, SNAPSTREAM, kv_cache_dtype=KVCacheDtype.INT8)
     check_hit(drive, prompt_of(length), num_cached)
+
+
+@pytest.mark.parametrize("kind", [KVCacheDtype.INT8, KVCacheDtype.FP8])
+@pytest.mark.parametrize(("length", "num_cached"), [(31, 24), (60, 56)], ids=["slot", "scratch"])
+def test_a_store_in_8_bits(tmp_path: Path, length: int, num_cached: int, kind: KVCacheDtype) -> None:
+    drive = open_drive(tmp_path, POLICIES["streaming-llm"], prefix_cache_dtype=kind)
+    check_rounded_hit(drive, prompt_of(length), num_cached, kind)
+
+
+def test_a_prompt_that_finds_nothing_in_8_bits_is_exact(tmp_path: Path) -> None:
+    answers = [
+        ask(open_drive(tmp_path, SNAPSTREAM, prefix_cache_dtype=kind), "cold", prompt_of(60)).tokens
+        for kind in (KVCacheDtype.AUTO, KVCacheDtype.INT8)
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_an_answer_in_8_bits_is_stored(tmp_path: Path) -> None:
+    """What decode wrote into a slot is rounded, too."""
+    drive = open_drive(tmp_path, PolicyOptions(PolicyName.FULL), prefix_cache_dtype=KVCacheDtype.INT8)
+    first = ask(drive, "first", prompt_of(10), max_tokens=23)
+    history = (*prompt_of(10), *(token.token_id for token in first.tokens[0]))
+    second = ask(drive, "second", (*history, *prompt_of(10, seed=1)))
+    assert second.final.num_cached_tokens == 32
+    before, after = (answer.contents[0][0, :, :32] for answer in (first, second))
+    assert torch.equal(after, dequantize(*quantize(before), before.dtype))
+
+
+def test_8_bits_store_more_blocks(tmp_path: Path) -> None:
+    blocks = []
+    for kind in KVCacheDtype:
+        drive = open_drive(tmp_path, SNAPSTREAM, prefix_cache_dtype=kind)
+        assert drive.spec.prefixes is not None
+        assert isinstance(drive.backend, TorchBackend)
+        assert drive.backend.prefixes is not None
+        num_bytes = drive.spec.prefixes.num_blocks * drive.spec.prefixes.block_bytes
+        assert drive.backend.prefixes.num_bytes == num_bytes <= 1 << 20
+        blocks.append(drive.spec.prefixes.num_blocks)
+    # A row of 16 float32 values has 64 bytes. In 8 bits it has 16, and 2 of its scale.
+    assert blocks[1] == blocks[2] == pytest.approx(64 / 18 * blocks[0], rel=0.01)
+
+
+def test_latents_in_8_bits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="prefix_cache_dtype must be auto for a model that caches latents"):
+        open_drive(tmp_path, SNAPSTREAM, "deepseek-v2", prefix_cache_dtype=KVCacheDtype.INT8)
 
 
 @pytest.mark.parametrize(("length", "num_cached"), [(40, 32), (183, 32)])

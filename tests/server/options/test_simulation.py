@@ -38,6 +38,12 @@ def test_a_simulated_machine_has_no_slots_in_8_bits() -> None:
         config_of("--backend", "sn40l", "--kv-cache-dtype", "int8")
 
 
+@pytest.mark.parametrize("backend", ["sn40l", "fake"])
+def test_other_backends_store_no_prompts_in_8_bits(backend: str) -> None:
+    with pytest.raises(OptionError, match=rf"^--prefix-cache-dtype must be auto with backend {backend}"):
+        config_of("--backend", backend, "--prefix-cache-dtype", "int8")
+
+
 def test_a_simulated_machine_has_no_sparse_pools() -> None:
     with pytest.raises(OptionError, match=r"^policy sparse needs backend torch on a CPU: sn40l"):
         config_of("--backend", "sn40l", "--policy", "sparse")

@@ -20,6 +20,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
+    KimiLinearConfig,
     Lfm2Config,
     LlamaConfig,
     MistralConfig,
@@ -143,6 +144,18 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
             "mlp_only_layers": [0, 1, 2],
         },
     ),
+    # A delta net with a decay for each channel, and latents without positions.
+    "kimi-linear": (
+        KimiLinearConfig,
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense"] * 3,
+            "linear_num_heads": 4,
+            "linear_head_dim": 16,
+        },
+    ),
     # Short convolutions before and after attention.
     "lfm2": (
         Lfm2Config,
@@ -164,7 +177,7 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
         {**_LATENT, **_EXPERTS, "q_lora_rank": 24, "rope_parameters": _YARN_ROPE},
     ),
 }
-HYBRIDS = ("falcon-h1", "qwen3-next")
+HYBRIDS = ("falcon-h1", "kimi-linear", "qwen3-next")
 ARCHITECTURES = tuple(name for name in _CONFIGS if name not in HYBRIDS)
 
 

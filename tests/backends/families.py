@@ -168,6 +168,13 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "internlm3": {},
     "jais2": {},
     "laguna": {},
+    "kimi_linear": {
+        **_LATENT,
+        "q_lora_rank": None,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "linear_num_heads": 4,
+        "linear_head_dim": 16,
+    },
     "lfm2": _CONVOLUTIONS,
     "lfm2_moe": {**_CONVOLUTIONS, "num_dense_layers": 1},
     "lfm3": {"layer_types": ["conv", "full_attention", "conv", "sliding_attention"]},
@@ -248,7 +255,6 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     # Refused.
     "deepseek_v32": _LATENT,
     "glm_moe_dsa": _LATENT,
-    "kimi_linear": _LATENT,
     "bert": {},
     "bloom": {},
     "diffllama": {},

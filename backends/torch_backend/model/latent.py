@@ -23,6 +23,7 @@ _ATTENTIONS = {
     "deepseek_v2": "DeepseekV2Attention",
     "deepseek_v3": "DeepseekV3Attention",
     "glm4_moe_lite": "Glm4MoeLiteAttention",
+    "kimi_linear": "KimiLinearAttention",
     "minicpm3": "MiniCPM3Attention",
     "mistral4": "Mistral4Attention",
     "youtu": "YoutuAttention",
@@ -68,19 +69,20 @@ class LatentAttention(nn.Module):
         self._key_width: int = origin.qk_nope_head_dim
         self._value_width: int = origin.kv_b_proj.out_features // origin.num_heads - origin.qk_nope_head_dim
         self._rotate = _rotation(origin)
-        parameters = origin.config.rope_parameters
+        parameters = getattr(origin.config, "rope_parameters", None) or {}
         self._growth: float | None = parameters.get("llama_4_scaling_beta")
         self._growth_step: int | None = parameters.get("original_max_position_embeddings")
 
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: Any,
+        position_embeddings: Any = None,
+        *,
         slot_cache: LatentCache,
         position_ids: Tensor | None = None,
         **_: object,
     ) -> tuple[Tensor, None]:
-        """Return the output [row, token, hidden]. `position_embeddings` are the model's."""
+        """Return the output [row, token, hidden]. `position_embeddings` are the model's, if it has any."""
         rows, tokens = hidden_states.shape[:2]
         query = self._query(hidden_states).view(rows, tokens, self._num_heads, -1).transpose(1, 2)
         query, rotary_query = torch.split(query, [self._key_width, self._rope_width], dim=-1)
@@ -150,6 +152,8 @@ def replace_latent_attention(model: PreTrainedModel) -> None:
 
 def _rotation(attention: Any) -> _Rotation:
     """Return the function that rotates queries and keys by the output of the model's rotary embedding."""
+    if type(attention).__name__ == _ATTENTIONS["kimi_linear"]:
+        return lambda query, key, _: (query, key)  # its other layers know the order of tokens
     code: Any = sys.modules[type(attention).__module__]
     if type(attention).__name__ == _ATTENTIONS["deepseek_v2"]:
         rotate_pairs: _Rotation = code.apply_rotary_emb

@@ -18,6 +18,7 @@ _MIXERS = {
     "bamba": "BambaMixer",
     "falcon_h1": "FalconH1Mixer",
     "granitemoehybrid": "GraniteMoeHybridMambaLayer",
+    "kimi_linear": "KimiLinearDeltaAttention",
     "lfm2": "Lfm2ShortConv",
     "lfm2_moe": "Lfm2MoeShortConv",
     "lfm3": "Lfm3ShortConv",

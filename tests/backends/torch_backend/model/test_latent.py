@@ -113,7 +113,7 @@ def test_equals_the_attention_it_replaces(kind: str) -> None:
         seen = torch.arange(first + length) <= index[:, None]
         mask = torch.where(seen, 0.0, -torch.inf)[None, None]
         expected, _ = original(chunk, position_embeddings=angles, attention_mask=mask, past_key_values=held)
-        found, _ = ours(chunk, angles, cache)
+        found, _ = ours(chunk, angles, slot_cache=cache)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         first += length
 

@@ -14,7 +14,7 @@ from tests.paths import ROOT
 
 
 @pytest.fixture(scope="session")
-def _warm_builder() -> Iterator[None]:
+def warm_builder() -> Iterator[None]:
     """Let backends of this process build in processes that have imported torch's compiler."""
     from backends.torch_backend.compiled import code  # tests of other backends need no torch
     from tests.backends import builder
@@ -31,14 +31,14 @@ def _warm_builder() -> Iterator[None]:
 
 
 @pytest.fixture
-def cold_builder(monkeypatch: pytest.MonkeyPatch, _warm_builder: None) -> None:
+def cold_builder(monkeypatch: pytest.MonkeyPatch, warm_builder: None) -> None:  # noqa: ARG001 — it comes first
     """Let backends of this test build as they do for users."""
     command = (sys.executable, "-m", "backends.torch_backend.compiled.build")
     monkeypatch.setattr("backends.torch_backend.compiled.code._BUILD", command)
 
 
 @pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory: pytest.TempPathFactory, _warm_builder: None) -> Path:
+def compile_cache(tmp_path_factory: pytest.TempPathFactory, warm_builder: None) -> Path:  # noqa: ARG001
     """One folder for all of pytest's processes. The process that compiles locks it."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
@@ -175,6 +176,18 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
     "deepseek-v3": (
         DeepseekV3Config,
         {**_LATENT, **_EXPERTS, "q_lora_rank": 24, "rope_parameters": _YARN_ROPE},
+    ),
+    # An indexer chooses six entries for each query. With few heads, many entries would have the rank 0.
+    "deepseek-v32": (
+        DeepseekV32Config,
+        {
+            **_LATENT,
+            **_EXPERTS,
+            "q_lora_rank": 24,
+            "index_topk": 6,
+            "index_head_dim": 16,
+            "index_n_heads": 16,
+        },
     ),
 }
 HYBRIDS = ("falcon-h1", "kimi-linear", "qwen3-next")

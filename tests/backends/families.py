@@ -109,6 +109,12 @@ _MAMBA: Final[dict[str, Any]] = {
     "mamba_d_state": 16,
     "mamba_chunk_size": 8,
 }
+_INDEXED: Final[dict[str, Any]] = {
+    **_LATENT,
+    "index_topk": 6,
+    "index_head_dim": 16,
+    "index_n_heads": 16,  # with few, many entries are equally good: their rank is 0
+}
 _DELTA_NET: Final[dict[str, Any]] = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "linear_num_key_heads": 2,
@@ -132,6 +138,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "cwm": {},
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
+    "deepseek_v32": _INDEXED,
     "ernie4_5": {},
     "ernie4_5_moe": {},
     "exaone4": {},
@@ -147,6 +154,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "glm4": {},
     "glm4_moe": {},
     "glm4_moe_lite": _LATENT,
+    "glm_moe_dsa": _INDEXED,
     "gpt2": {},
     "gpt_bigcode": {},
     "gpt_neox": {},
@@ -253,8 +261,6 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "qwen3_vl_moe": {},
     "smolvlm": {},
     # Refused.
-    "deepseek_v32": _LATENT,
-    "glm_moe_dsa": _LATENT,
     "bert": {},
     "bloom": {},
     "diffllama": {},

@@ -443,6 +443,9 @@ class ModelCache(Cache):
         if query.shape[2] < kind.bias.shape[1]:
             # Layers that store nothing may be run for the last tokens alone.
             kind = kind.of_last(query.shape[2])
+        if options.ranks is not None:
+            kind = kind.of_best(options.ranks, options.num_best)
+            return grouped_attention(query, key, value, kind.bias, scaling=options.scaling)
         store = cache_layer.kind.policy.store
         if kind.num_stored is not None and store is not None and cache_layer.slots.store is not None:
             assert step.view is not None, "a decode step reads neighbouring slots"

@@ -7,8 +7,11 @@ hold their tokens alike are one `LayerKind` and share one `KindStep`.
 from dataclasses import dataclass, replace
 from typing import Self
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from backends.torch_backend.model.attention import MASKED
 from cache.policy import CachePolicy
 from cache.scorer import WindowScorer
 
@@ -48,6 +51,13 @@ class KindStep:
     @property
     def read_length(self) -> int:
         return self.num_unmasked + self.bias.shape[2]
+
+    def of_best(self, ranks: Tensor, num_best: int) -> "KindStep":
+        """Return the pass in which each query sees the best of its entries alone: [row, query, entry]."""
+        bias = pad(self.bias, (self.num_unmasked, 0))
+        best = (ranks + bias).topk(num_best, dim=-1).indices
+        is_worse = torch.ones_like(ranks, dtype=torch.bool).scatter(-1, best, value=False)
+        return KindStep(self.entries, torch.where(is_worse, MASKED, bias))
 
     def of_last(self, num_tokens: int) -> "KindStep":
         """Return the pass of each row's last `num_tokens` tokens alone."""

@@ -33,6 +33,10 @@ class AttentionOptions:
     softcap: float | None = None
     sinks: Tensor | None = None  # [head]: a score that takes part in the softmax and has no value
     sliding_window: int | None = None  # tokens that a query sees, its own included; None: all
+    # float32 [row, query, entry]: each query attends to the `num_best` entries alone that it sees and for
+    # which this is the highest. None: to all.
+    ranks: Tensor | None = None
+    num_best: int = 0
 
 
 class AttentionCache(Protocol):

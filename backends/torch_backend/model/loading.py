@@ -28,7 +28,7 @@ from backends.torch_backend.model.language_model import (
 from backends.torch_backend.model.latent import LATENT_MODEL_TYPES
 from backends.torch_backend.model.recurrent import RECURRENT_MODEL_TYPES
 
-_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 # Their frequencies depend on the longest sequence of a batch, so a request's keys would depend on other
 # requests.
 _REFUSED_ROPE_TYPES = {"dynamic"}
@@ -91,6 +91,9 @@ def check_config(config: PreTrainedConfig) -> None:
     if getattr(text, "kv_lora_rank", None) is not None and text.model_type not in LATENT_MODEL_TYPES:
         supported = ", ".join(sorted(LATENT_MODEL_TYPES))
         raise UnsupportedModelError(f"{name}: multi-head latent attention is supported for {supported} only")
+    if "shared" in (getattr(text, "indexer_types", None) or ()):
+        # Layers evict different tokens, so that no layer can use another one's choice of entries.
+        raise UnsupportedModelError(f"{name}: layers that share the choice of an indexer are not supported")
     other_layers = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if other_layers and text.model_type not in RECURRENT_MODEL_TYPES:
         raise UnsupportedModelError(

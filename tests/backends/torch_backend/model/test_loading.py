@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    GlmMoeDsaConfig,
     GPTJConfig,
     LlamaConfig,
     LongcatFlashConfig,
@@ -111,6 +112,10 @@ def test_incomplete_weights_are_refused(problem: str, tmp_path: Path) -> None:
     ("config", "reason"),
     [
         (T5Config(), "t5: encoder–decoder"),
+        (
+            GlmMoeDsaConfig(indexer_types=["full", "shared"] * 39),
+            "glm_moe_dsa: layers that share the choice of an indexer are not supported",
+        ),
         (
             LongcatFlashConfig(),
             "longcat_flash: multi-head latent attention is supported for deepseek_v2, deepseek_v3, ",

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_MAX_PRODUCTS = 1 << 24  # of index queries and keys, in float32, that are held at once
+
 
 class Indexer:
     """The queries, keys and ranks of one attention that has the part `indexer` of transformers' code."""
@@ -43,6 +45,11 @@ class Indexer:
 
         `hidden` and `query` are those of `project`, `key` [row, 1, entry, width] those of all entries.
         """
-        products = torch.einsum("rqhw,rew->rqhe", query.float(), key[:, 0].float())
         weights = self._parts.weights_proj(hidden).float() * (self._num_heads * query.shape[-1]) ** -0.5
-        return torch.einsum("rqhe,rqh->rqe", products.relu(), weights)
+        keys = key[:, 0].float()
+        block = max(_MAX_PRODUCTS // (len(keys) * self._num_heads * keys.shape[1]), 1)
+        ranks = [
+            torch.einsum("rqhe,rqh->rqe", torch.einsum("rqhw,rew->rqhe", some.float(), keys).relu(), heads)
+            for some, heads in zip(torch.split(query, block, 1), torch.split(weights, block, 1), strict=True)
+        ]
+        return torch.cat(ranks, dim=1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from backends.torch_backend.forward.step import KindStep
+from backends.torch_backend.model import indexer
 from backends.torch_backend.model.attention import MASKED
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
@@ -39,8 +40,9 @@ def test_each_query_sees_the_best_of_the_entries_that_it_saw(num_unmasked: int, 
             assert (chosen.bias[row, query] == 0).nonzero()[:, 0].tolist() == sorted(best)
 
 
-def test_a_row_of_compressed_slots_is_alone(tmp_path: Path) -> None:
+def test_a_row_of_compressed_slots_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """15 entries, of which the indexer chooses 6: neighbours change nothing, and the choice matters."""
+    monkeypatch.setattr(indexer, "_MAX_PRODUCTS", 1000)  # chunks are ranked in blocks of queries
 
     def answers(*, is_alone: bool, num_chosen: int = 6) -> list[list[int]]:
         path = save_checkpoint("deepseek-v32", tmp_path, index_topk=num_chosen)

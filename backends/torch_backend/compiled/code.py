@@ -312,9 +312,10 @@ class CompiledCode:
             step.use(graphs)
 
     def _delete_code(self) -> None:
+        """Delete the graphs of all models: one whose library is gone would be compiled while it is loaded."""
         with suppress(OSError):
-            for key in self._sources:
-                graph_path(self._folder, key).unlink(missing_ok=True)
+            for path in self._folder.glob("*.graph"):
+                path.unlink(missing_ok=True)
             (self._folder / KERNELS).unlink(missing_ok=True)
             shutil.rmtree(unpacked_folder(self._folder))
 

@@ -149,6 +149,7 @@ def test_requests_are_served_while_code_is_compiled(
 
     for graph in folder.glob("*.graph"):
         graph.write_bytes(b"broken")
+    (folder / "other.graph").touch()  # of another model, whose library is deleted with those of this one
     third = TorchBackend(replace(config, compile_cache=tmp_path))
     third.warmup()
     _proceed(third)

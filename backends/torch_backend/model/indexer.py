@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _MAX_PRODUCTS = 1 << 24  # of index queries and keys, in float32, that are held at once
 
@@ -45,7 +45,10 @@ class Indexer:
 
         `hidden` and `query` are those of `project`, `key` [row, 1, entry, width] those of all entries.
         """
-        weights = self._parts.weights_proj(hidden).float() * (self._num_heads * query.shape[-1]) ** -0.5
+        projection = self._parts.weights_proj
+        if isinstance(projection, nn.Linear):
+            hidden = hidden.to(projection.weight.dtype)  # float32 in a model in float16
+        weights = projection(hidden).float() * (self._num_heads * query.shape[-1]) ** -0.5
         keys = key[:, 0].float()
         block = max(_MAX_PRODUCTS // (len(keys) * self._num_heads * keys.shape[1]), 1)
         ranks = [

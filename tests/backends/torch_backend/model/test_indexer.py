@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.forward.step import KindStep
 from backends.torch_backend.model import indexer
 from backends.torch_backend.model.attention import MASKED
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
+from cache.pool_options import PoolOptions
 from cache.scorer import WindowScorer
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
@@ -63,3 +66,18 @@ def test_a_row_of_compressed_slots_is_alone(tmp_path: Path, monkeypatch: pytest.
     alone = answers(is_alone=True)
     assert answers(is_alone=False) == alone
     assert all(a != b for a, b in zip(answers(is_alone=True, num_chosen=99), alone, strict=True))
+
+
+def test_weights_of_another_type_than_the_model_are_used(tmp_path: Path) -> None:
+    """transformers keeps an indexer's `weights_proj` in float32 where the model is in float16."""
+    path = save_checkpoint("deepseek-v32", tmp_path)
+    answers = []
+    for dtype in (DtypeName.FLOAT32, DtypeName.BFLOAT16, DtypeName.FLOAT16):
+        pools = (PoolOptions(2, PolicyOptions(PolicyName.FULL)),)
+        config = TorchBackendConfig(
+            str(path), pools, device=DeviceName.CPU, dtype=dtype, max_model_len=64, prefill_chunk=8
+        )
+        request = Request(random_prompt(29))
+        Driver(TorchBackend(config), 8).run(request, num_tokens=3)
+        answers.append(request.tokens)
+    assert answers[0] == answers[1] == answers[2]

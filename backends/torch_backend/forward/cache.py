@@ -431,8 +431,9 @@ class ModelCache(Cache):
         cache_layer = self.layers[self._sources.get(layer, layer)]
         kind = cache_layer.of_step(step)
         has_kernels = self._kernels.are_used and takes_prompt(query)
-        # The kernel masks by the entry of each query's token, so it needs entries in the sequence's order.
-        uses_kernel = has_kernels and kind.last_seen is not None
+        # The kernel masks by the entry of each query's token. So entries must be in the sequence's order, and
+        # each query must see all of them before its own.
+        uses_kernel = has_kernels and kind.last_seen is not None and options.ranks is None
         if not uses_kernel and query.device.type == "cpu" and not onednn.multiplies(query.dtype):
             output = self.attend(layer, query.float(), key.float(), value.float(), options)
             return output.to(query.dtype)

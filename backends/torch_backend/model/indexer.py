@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_MAX_PRODUCTS = 1 << 24  # of index queries and keys, in float32, that are held at once
+# Products of index queries and keys, in float32, that are held at once. A GPU needs large blocks.
+_MAX_PRODUCTS_CPU = 1 << 24
+_MAX_PRODUCTS_GPU = 1 << 26
 
 
 class Indexer:
@@ -49,10 +51,21 @@ class Indexer:
         if isinstance(projection, nn.Linear):
             hidden = hidden.to(projection.weight.dtype)  # float32 in a model in float16
         weights = projection(hidden).float() * (self._num_heads * query.shape[-1]) ** -0.5
-        keys = key[:, 0].float()
-        block = max(_MAX_PRODUCTS // (len(keys) * self._num_heads * keys.shape[1]), 1)
-        ranks = [
-            torch.einsum("rqhe,rqh->rqe", torch.einsum("rqhw,rew->rqhe", some.float(), keys).relu(), heads)
-            for some, heads in zip(torch.split(query, block, 1), torch.split(weights, block, 1), strict=True)
-        ]
-        return torch.cat(ranks, dim=1)
+        limit = _MAX_PRODUCTS_CPU if key.device.type == "cpu" else _MAX_PRODUCTS_GPU
+        products = self._num_heads * key.shape[2]  # of a query
+        num_rows = max(limit // products, 1)
+        num_queries = max(limit // (min(num_rows, len(key)) * products), 1)
+        split = [torch.split(each, num_rows) for each in (query, weights, key)]
+        return torch.cat([_ranks(*rows, num_queries=num_queries) for rows in zip(*split, strict=True)])
+
+
+def _ranks(query: Tensor, weights: Tensor, key: Tensor, *, num_queries: int) -> Tensor:
+    """Rank the entries of some rows, for `num_queries` of their queries at a time."""
+    keys = key[:, 0].float()
+    ranks = [
+        torch.einsum("rqhe,rqh->rqe", torch.einsum("rqhw,rew->rqhe", some.float(), keys).relu(), heads)
+        for some, heads in zip(
+            torch.split(query, num_queries, 1), torch.split(weights, num_queries, 1), strict=True
+        )
+    ]
+    return torch.cat(ranks, dim=1)

@@ -98,7 +98,6 @@ class BackendConfig:
             prefill_chunk=self.prefill_chunk,
             # The bytes that are configured are those of the model that answers.
             prefix_cache_bytes=None if self.prefix_cache_bytes != 0 else 0,
-            prefix_cache_dtype=self.prefix_cache_dtype,
             is_draft=True,
         )
 

@@ -24,7 +24,8 @@ def check_cache_dtypes(
     """
     dtypes = [options.kv_cache_dtype for options in config.pools]
     named = [("kv_cache_dtype", dtype) for dtype in dtypes]
-    named.append(("prefix_cache_dtype", config.prefix_cache_dtype))
+    if config.prefix_cache_bytes != 0:
+        named.append(("prefix_cache_dtype", config.prefix_cache_dtype))
     for name, dtype in named:
         if dtype.is_rounded and any(len(layer.planes) == 1 for layer in layers):
             raise ValueError(

@@ -44,11 +44,14 @@ def serve(address: str) -> None:
             client, _ = listener.accept()
             with client:
                 if os.fork() == 0:
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    os._exit(_build(client))
+                    try:
+                        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                        _build(client)
+                    finally:
+                        os._exit(0)
 
 
-def _build(client: socket.socket) -> int:
+def _build(client: socket.socket) -> None:
     """Be the process that `client` stands for, and send it the exit status."""
     size, outputs, _, _ = socket.recv_fds(client, 8, 2)
     with client.makefile("rb") as file:
@@ -56,6 +59,9 @@ def _build(client: socket.socket) -> int:
     pid = int.from_bytes(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
     os.setpgid(0, os.getpgid(pid))
     os.sched_setscheduler(0, os.sched_getscheduler(pid), os.sched_param(0))
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, pid))
+    if select.select([client], [], [], 0)[0]:
+        return  # it was killed before this process had joined its group
     for number, output in enumerate(outputs, 1):
         os.dup2(output, number)
     os.environ.clear()
@@ -65,7 +71,7 @@ def _build(client: socket.socket) -> int:
     try:
         runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
     except SystemExit as end:
-        if end.code is not None:
+        if end.code:
             print(end.code, file=sys.stderr)
             status = 1
     except BaseException:
@@ -73,7 +79,6 @@ def _build(client: socket.socket) -> int:
         status = 1
     sys.stderr.flush()
     client.sendall(bytes([status]))
-    return status
 
 
 def _compile_something() -> None:

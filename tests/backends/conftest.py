@@ -24,8 +24,9 @@ def warm_builder() -> Iterator[None]:
         patch.setattr(code, "_BUILD", (*builder.CLIENT, address))
         command = [sys.executable, "-m", builder.__name__, address]
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, cwd=ROOT):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, cwd=ROOT) as process:
             while not os.path.exists(address):
+                assert process.poll() is None, "the process that compiles for tests has ended"
                 time.sleep(0.05)
             yield  # the pipe is closed behind this, which ends the process
 

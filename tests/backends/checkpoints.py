@@ -191,7 +191,8 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
     ),
 }
 HYBRIDS = ("falcon-h1", "kimi-linear", "qwen3-next")
-ARCHITECTURES = tuple(name for name in _CONFIGS if name not in HYBRIDS)
+INDEXED = ("deepseek-v32",)  # the reference computes no attention with masks
+ARCHITECTURES = tuple(name for name in _CONFIGS if name not in (*HYBRIDS, *INDEXED))
 
 
 def save_checkpoint(architecture: str, folder: Path, seed: int = 0, **changes: object) -> Path:

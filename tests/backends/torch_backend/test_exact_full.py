@@ -14,6 +14,7 @@ from cache.policy_options import PolicyOptions
 from tests.backends.checkpoints import (
     ARCHITECTURES,
     HYBRIDS,
+    INDEXED,
     SLIDING_WINDOW,
     load_oracle,
     save_checkpoint,
@@ -64,7 +65,7 @@ class Subject:
         assert_same_logprobs(request.outputs[0], expected.logits, NUM_TOP)
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, *SLOW, *SLOWEST])
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, *INDEXED, *SLOW, *SLOWEST])
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path
 ) -> Iterator[Subject]:

@@ -470,19 +470,26 @@ class ModelCache(Cache):
                 softcap=options.softcap,
                 sinks=options.sinks,
             )
-        is_causal = kind.last_seen is not None
         has_window = cache_layer.kind.sliding_window is not None
-        if is_causal and not has_window and fused_attention.fits_prompt(query, key, value, options):
-            return fused_attention.prompt_attention(query, key, value, options)
-        if not is_causal and fused_attention.fits_decode(query, key, value, kind.bias):
-            return fused_attention.decode_attention(query, key, value, kind.bias, options)
-        return grouped_attention(
-            query,
-            key,
-            value,
-            kind.bias,
-            scaling=options.scaling,
-            softcap=options.softcap,
-            sinks=options.sinks,
-            is_causal=is_causal,
-        )
+        return _plain_attention(query, key, value, kind, options, has_window=has_window)
+
+
+def _plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, kind: KindStep, options: AttentionOptions, *, has_window: bool
+) -> Tensor:
+    """Return the attention by torch's operators, by a fused one where it fits."""
+    is_causal = kind.last_seen is not None
+    if is_causal and not has_window and fused_attention.fits_prompt(query, key, value, options):
+        return fused_attention.prompt_attention(query, key, value, options)
+    if not is_causal and fused_attention.fits_decode(query, key, value, kind.bias):
+        return fused_attention.decode_attention(query, key, value, kind.bias, options)
+    return grouped_attention(
+        query,
+        key,
+        value,
+        kind.bias,
+        scaling=options.scaling,
+        softcap=options.softcap,
+        sinks=options.sinks,
+        is_causal=is_causal,
+    )

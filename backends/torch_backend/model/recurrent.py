@@ -1,17 +1,21 @@
 """Layers with a state of fixed size: short convolutions, Mamba-2, gated delta nets.
 
-The part of a layer that has the state is its mixer. transformers' own code of it computes. What it finds as
-its cache are the states of a call's rows: a cache of this backend copies them out of slots or scratches, and
-back where a row has tokens.
+The part of a layer that has the state is its mixer. transformers' own code of it computes, but for the
+functions in `_FUNCTIONS`. What it finds as its cache are the states of a call's rows: a cache of this backend
+copies them out of slots or scratches, and back where a row has tokens.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
 
 # The mixers, by transformers' names of model types.
 _MIXERS = {
@@ -108,6 +112,7 @@ class RecurrentMixer(nn.Module):
     def __init__(self, mixer: nn.Module) -> None:
         super().__init__()
         self.mixer = mixer
+        self._forward = _forward_of(type(mixer))
         self.layer_idx: int = mixer.layer_idx  # type: ignore[assignment]
 
     def forward(
@@ -119,10 +124,111 @@ class RecurrentMixer(nn.Module):
         cache: RecurrentCache = kwargs[name]  # type: ignore[assignment]
 
         def run(hidden: Tensor, states: RowStates) -> Tensor:
-            output: Tensor = self.mixer(hidden, **{name: states})
+            output: Tensor = self._forward(self.mixer, hidden, **{name: states})
             return output
 
         return cache.mix(self.layer_idx, run, hidden_states)
+
+
+def _forward_of(mixer: type[nn.Module]) -> Callable[..., Tensor]:
+    """Return the forward function of a mixer that calls `_FUNCTIONS` instead of transformers' own.
+
+    It is a copy with other globals, so that transformers' models stay as they are.
+    """
+    forward = inspect.unwrap(mixer.forward)
+    assert isinstance(forward, FunctionType)
+    own = FunctionType(
+        forward.__code__,
+        {**forward.__globals__, **_FUNCTIONS},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    own.__kwdefaults__ = forward.__kwdefaults__
+    return own
+
+
+def _convolve_token(
+    hidden_states: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """Append a token's inputs [row, channel, 1] to the last ones, in place; return its outputs."""
+    inputs = torch.cat([conv_state, hidden_states], dim=-1)
+    conv_state.copy_(inputs[:, :, -conv_state.shape[-1] :])
+    return _convolved(inputs[:, :, -weight.shape[1] :], weight, bias, activation)
+
+
+def _convolve(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **_: object,
+) -> Tensor:
+    """Return the outputs of a sequence's inputs [row, channel, token], before which are zeros."""
+    inputs = functional.pad(hidden_states, (weight.shape[1] - 1, 0))
+    return _convolved(inputs, weight, bias, activation)
+
+
+def _convolved(inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """Return the outputs of all inputs but the first `width` - 1, by the weights [channel, width].
+
+    torch's convolution has a product for each channel. In bfloat16, a processor without such instructions
+    takes a millisecond for a hundred of them.
+    """
+    num_tokens = inputs.shape[2] - weight.shape[1] + 1
+    products = (
+        inputs[:, :, offset : offset + num_tokens] * factor[:, None]
+        for offset, factor in enumerate(weight.float().unbind(1))
+    )
+    sums = functools.reduce(torch.add, products)
+    output = (sums if bias is None else sums + bias[:, None]).to(weight.dtype)
+    return (output if activation is None else ACT2FN[activation](output)).to(inputs.dtype)
+
+
+def _mamba2_step(
+    state: Tensor,
+    inputs: Tensor,
+    time_steps: Tensor,
+    rates: Tensor,
+    writes: Tensor,
+    reads: Tensor,
+    skip: Tensor,
+    *,
+    dt_bias: Tensor,
+    z: Tensor | None = None,
+    **_: object,
+) -> Tensor:
+    """Return a token's outputs [row, head, channel], and update the states [row, head, channel, number].
+
+    The parameters are those of transformers' function: `inputs` and `time_steps` [row, head, channel],
+    `rates` [head, channel, number], `writes` and `reads` [row, group, number], `skip` and `dt_bias`
+    [head, channel]. That function takes an exponential for each number of the state. Its callers expand times
+    and rates from one number a head, so one exponential a head is enough.
+    """
+    num_rows, num_groups, num_numbers = writes.shape
+    grouped = state.view(num_rows, num_groups, -1, inputs.shape[-1], num_numbers)
+    seconds = functional.softplus(time_steps[..., 0] + dt_bias[:, 0].to(time_steps.dtype)).float()
+    decay = torch.exp(seconds * rates[:, 0, 0].float())
+    added = seconds[..., None] * inputs.float()
+    new = grouped * decay.view(num_rows, num_groups, -1, 1, 1)
+    new = new + added.view(grouped.shape[:-1])[..., None] * writes[:, :, None, None].float()
+    grouped.copy_(new)
+    output = (new * reads[:, :, None, None].float()).sum(-1).view(inputs.shape) + inputs * skip
+    if z is not None:
+        output = output * functional.silu(z)
+    return output.to(inputs.dtype)
+
+
+# By transformers' names of the functions that they replace, and whose parameters they have.
+_FUNCTIONS: Final[Mapping[str, Callable[..., Tensor]]] = {
+    "causal_conv1d_fn": _convolve,
+    "causal_conv1d_update": _convolve_token,
+    "mamba2_selective_state_update": _mamba2_step,
+}
 
 
 def replace_recurrent_mixers(model: PreTrainedModel) -> None:

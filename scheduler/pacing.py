@@ -235,11 +235,14 @@ class _PrefillTimes:
 
     def __init__(self, shapes: Sequence[PrefillShape]) -> None:
         self._by_shape = {shape: _ShapeTimes(shape) for shape in shapes}
+        self._max_rows = max((shape.num_rows for shape in shapes), default=0)
         self._error = 0.0
 
     def plans(self, prompts: Sequence[Prefill]) -> list[_Plan]:
         """Return each shape's plan."""
-        return [self._plan(times, prompts) for times in self._by_shape.values()]
+        # Once for all shapes: a simulated replay spends much of its time here.
+        spans = [(prompt.num_computed_tokens, prompt.round_end) for prompt in prompts[: self._max_rows]]
+        return [self._plan(times, spans) for times in self._by_shape.values()]
 
     def observe(self, batch: PrefillBatch, elapsed: float) -> None:
         """Update the estimates from a step that took `elapsed` seconds."""
@@ -257,14 +260,17 @@ class _PrefillTimes:
             if upper_bound > elapsed and (larger.expected(context) or 0.0) > upper_bound:
                 larger.observe(context, upper_bound)
 
-    def _plan(self, times: "_ShapeTimes", prompts: Sequence[Prefill]) -> _Plan:
-        """Return the plan that reads the first prompts, one for each row of the shape."""
+    def _plan(self, times: "_ShapeTimes", spans: Sequence[tuple[int, int]]) -> _Plan:
+        """Return the plan that reads the first prompts, one for each row of the shape.
+
+        `spans` are where each prompt continues and the furthest that one chunk may end.
+        """
         shape = times.shape
         longest = num_tokens = num_first_tokens = 0
-        for prompt in prompts[: shape.num_rows]:
-            end = prompt.chunk_end(shape.num_tokens)
+        for start, round_end in spans[: shape.num_rows]:
+            end = min(start + shape.num_tokens, round_end)
             longest = max(longest, end)
-            num_tokens += end - prompt.num_computed_tokens
+            num_tokens += end - start
             num_first_tokens = num_first_tokens or num_tokens
         timed = times.expected(longest)
         seconds = self._guess(times, longest) if timed is None else timed

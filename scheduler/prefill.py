@@ -59,10 +59,11 @@ class Prefill:
 
     def chunk_end(self, max_tokens: int) -> int:
         """Return the end (exclusive) of the prompt's next chunk of at most `max_tokens` tokens."""
-        return min(self.num_computed_tokens + max_tokens, self._round_end)
+        return min(self.num_computed_tokens + max_tokens, self.round_end)
 
     @property
-    def _round_end(self) -> int:
+    def round_end(self) -> int:
+        """The end of its tokens that are read before the next eviction, or before its slots are packed."""
         length = self.requests[0].num_prefill_tokens
         return length if self.scratch is None else self.layout.round_end(self.num_computed_tokens, length)
 
@@ -100,7 +101,7 @@ class Prefill:
         has_draws = is_last and add.needs_slot
         # A chunk that fills its scratch before the prompt's end is followed by an eviction, which the last
         # tokens decide on.
-        evicts = end == self._round_end and not is_last
+        evicts = end == self.round_end and not is_last
         is_packed = has_draws and self.scratch is not None
         is_scored = is_last and add.importance is not None
         return PrefillRow(

@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from backends.torch_backend.model.attention import AttentionCache, AttentionOptions
 from backends.torch_backend.model.indexer import Indexer
+from backends.torch_backend.model.linear import plain_linear
+from backends.torch_backend.torch_private import onednn
 
 # The attention that is replaced here, by transformers' names of model types.
 _ATTENTIONS = {
@@ -141,20 +142,27 @@ class LatentAttention(nn.Module):
         # the expanded key. The value matrix is applied to the weighted sum of the latents likewise.
         weight = self.kv_b_proj.weight.view(self._num_heads, -1, self._rank)
         to_key, to_value = torch.split(weight, [self._key_width, self._value_width], dim=1)
-        absorbed = torch.cat([torch.einsum("rhtk,hkl->rhtl", query, to_key), rotary_query], dim=-1)
+        absorbed = torch.cat([_by_head("rhtk,hkl->rhtl", query, to_key), rotary_query], dim=-1)
         mixed = attend(absorbed, held, held[..., : self._rank], options)
-        return torch.einsum("rthl,hvl->rthv", mixed, to_value)
+        return _by_head("rthl,hvl->rthv", mixed, to_value)
 
     def _attend_expanded(
         self, query: Tensor, rotary_query: Tensor, held: Tensor, attend: _Attend, options: AttentionOptions
     ) -> Tensor:
         """Attend to expanded keys and values; return [row, token, head, value width]."""
         latent, rotary_key = torch.split(held[:, 0], [self._rank, self._rope_width], dim=-1)
-        expanded = linear(latent, self.kv_b_proj.weight)
+        expanded = plain_linear(latent, self.kv_b_proj.weight)
         heads = expanded.view(*latent.shape[:2], self._num_heads, -1).transpose(1, 2)
         key, value = torch.split(heads, [self._key_width, self._value_width], dim=-1)
         key = torch.cat([key, rotary_key[:, None].expand(-1, self._num_heads, -1, -1)], dim=-1)
         return attend(torch.cat([query, rotary_query], dim=-1), key, value, options)
+
+
+def _by_head(equation: str, rows: Tensor, weight: Tensor) -> Tensor:
+    """Return each head's product, in float32 where a processor has no products in bfloat16."""
+    if rows.device.type == "cpu" and not onednn.multiplies(rows.dtype):
+        return torch.einsum(equation, rows.float(), weight.float()).to(rows.dtype)
+    return torch.einsum(equation, rows, weight)
 
 
 def replace_latent_attention(model: PreTrainedModel) -> None:

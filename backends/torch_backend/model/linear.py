@@ -101,7 +101,7 @@ class ReorderedLinear(nn.Module):
         if self._kernels.are_used and self.packed is not None:
             return packed_linear(hidden, self.packed, self.bias, self._num_outputs)
         if self._plain is not None:
-            return self._plain_product(hidden, self._plain)
+            return plain_linear(hidden, self._plain, self.bias)
         assert self._weight is not None
         return onednn.linear(hidden, self._weight, self.bias)
 
@@ -111,13 +111,19 @@ class ReorderedLinear(nn.Module):
         self.packed.copy_(in_blocks(self._plain, self._plain.dtype))
         self._plain = None
 
-    def _plain_product(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        if hidden.numel() < _MANY_ROWS * hidden.shape[-1] or onednn.multiplies(weight.dtype):
-            return nn.functional.linear(hidden, weight, self.bias)
-        rows = hidden.float()
-        parts = parts_of(weight, rows.dtype)
-        output = torch.cat([nn.functional.linear(rows, part.float()) for part in parts], dim=-1)
-        return (output if self.bias is None else output + self.bias).to(hidden.dtype)
+
+def plain_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the product of rows [..., input] and a plain weight, plus the bias: [..., output].
+
+    It is in float32 where a processor multiplies many rows faster so.
+    """
+    is_fast = hidden.device.type != "cpu" or onednn.multiplies(weight.dtype)
+    if is_fast or hidden.numel() < _MANY_ROWS * hidden.shape[-1]:
+        return nn.functional.linear(hidden, weight, bias)
+    rows = hidden.float()
+    parts = parts_of(weight, rows.dtype)
+    output = torch.cat([nn.functional.linear(rows, part.float()) for part in parts], dim=-1)
+    return (output if bias is None else output + bias).to(hidden.dtype)
 
 
 LinearKind = type[ReorderedLinear] | type[QuantizedLinear] | type[GroupedLinear]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
@@ -19,6 +20,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from backends.torch_backend.model.attention import MASKED, AttentionOptions, grouped_attention
 from backends.torch_backend.model.latent import LatentAttention
+from backends.torch_backend.torch_private import onednn
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from tests.backends.driver import open_backend
@@ -116,6 +118,48 @@ def test_equals_the_attention_it_replaces(kind: str) -> None:
         found, _ = ours(chunk, angles, slot_cache=cache)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         first += length
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the types of what a matrix is multiplied by."""
+
+    def __init__(self, sizes: set[tuple[int, ...]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: list[torch.dtype] = []
+        self._sizes = sizes  # of the matrices
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm) and args[1].shape in self._sizes:
+            self.dtypes.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@torch.no_grad()
+def test_keys_and_values_are_made_in_float32_where_the_cpu_lacks_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, is_fast: bool
+) -> None:
+    monkeypatch.setattr(onednn, "multiplies", lambda _dtype: is_fast)
+    config = _config("v3")
+    rotary: nn.Module = AutoModelForCausalLM.from_config(config).model.rotary_emb  # type: ignore[no-untyped-call]
+    attention = LatentAttention(_attention(config)).bfloat16()
+    rank, key_width, value_width = (
+        _SIZES[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+    )
+    sizes = {
+        (rank, HEADS * (key_width + value_width)),
+        (HEADS, key_width, rank),
+        (HEADS, rank, value_width),
+    }
+    for length in (20, 1):
+        cache = _Sequences()
+        cache.latents = cache.latents.bfloat16()
+        hidden = torch.randn(ROWS, length, HIDDEN_SIZE).bfloat16()
+        with _Products(sizes) as products:
+            attention(hidden, rotary(hidden, torch.arange(length)[None]), slot_cache=cache)
+        assert products.dtypes == [torch.bfloat16 if is_fast else torch.float32] * (2 - (length == 20))
 
 
 def test_latents_are_read_where_they_lie_by_few_queries() -> None:

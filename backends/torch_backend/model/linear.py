@@ -115,15 +115,20 @@ class ReorderedLinear(nn.Module):
 def plain_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return the product of rows [..., input] and a plain weight, plus the bias: [..., output].
 
-    It is in float32 where a processor multiplies many rows faster so.
+    Many rows are multiplied in float32 where the CPU has no product in bfloat16.
     """
     is_fast = hidden.device.type != "cpu" or onednn.multiplies(weight.dtype)
     if is_fast or hidden.numel() < _MANY_ROWS * hidden.shape[-1]:
         return nn.functional.linear(hidden, weight, bias)
     rows = hidden.float()
-    parts = parts_of(weight, rows.dtype)
-    output = torch.cat([nn.functional.linear(rows, part.float()) for part in parts], dim=-1)
-    return (output if bias is None else output + bias).to(hidden.dtype)
+    output = hidden.new_empty(*hidden.shape[:-1], weight.shape[0])
+    first = 0
+    for part in parts_of(weight, rows.dtype):  # of the float32 products, one part is held at a time
+        last = first + part.shape[0]
+        product = nn.functional.linear(rows, part.float())
+        output[..., first:last] = product if bias is None else product + bias[first:last]
+        first = last
+    return output
 
 
 LinearKind = type[ReorderedLinear] | type[QuantizedLinear] | type[GroupedLinear]

@@ -1,11 +1,10 @@
 """Layers with a state of fixed size: short convolutions, Mamba-2, gated delta nets.
 
-The part of a layer that has the state is its mixer. transformers' own code of it computes, but for the
-functions in `_FUNCTIONS`. What it finds as its cache are the states of a call's rows: a cache of this backend
-copies them out of slots or scratches, and back where a row has tokens.
+The part of a layer that has the state is its mixer. transformers' code computes it, except what is slow on
+a CPU. What it finds as its cache are the states of a call's rows: a cache of this backend copies them out of
+slots or scratches, and back where a row has tokens.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
@@ -16,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
+
+from backends.torch_backend.torch_private import onednn
 
 # The mixers, by transformers' names of model types.
 _MIXERS = {
@@ -112,7 +113,7 @@ class RecurrentMixer(nn.Module):
     def __init__(self, mixer: nn.Module) -> None:
         super().__init__()
         self.mixer = mixer
-        self._forward = _forward_of(type(mixer))
+        self._forward = _forward_of(mixer)
         self.layer_idx: int = mixer.layer_idx  # type: ignore[assignment]
 
     def forward(
@@ -130,16 +131,26 @@ class RecurrentMixer(nn.Module):
         return cache.mix(self.layer_idx, run, hidden_states)
 
 
-def _forward_of(mixer: type[nn.Module]) -> Callable[..., Tensor]:
-    """Return the forward function of a mixer that calls `_FUNCTIONS` instead of transformers' own.
+def _forward_of(mixer: nn.Module) -> Callable[..., Tensor]:
+    """Return the forward function of a mixer, with functions of `_STEPS` and `_CONVOLUTIONS` where they pay.
 
-    It is a copy with other globals, so that transformers' models stay as they are.
+    It is a copy with other globals, so that transformers' models stay as they are. On other devices than a
+    CPU, and where a convolution in the mixer's type is fast, transformers' functions are called: ours were
+    not measured there.
     """
-    forward = inspect.unwrap(mixer.forward)
+    parameter = next(mixer.parameters())
+    functions: dict[str, Callable[..., Tensor]] = {}
+    if parameter.device.type == "cpu":
+        functions |= _STEPS
+        if not onednn.multiplies(parameter.dtype):
+            functions |= _CONVOLUTIONS
+    forward = inspect.unwrap(type(mixer).forward)
     assert isinstance(forward, FunctionType)
+    if not functions:
+        return forward
     own = FunctionType(
         forward.__code__,
-        {**forward.__globals__, **_FUNCTIONS},
+        {**forward.__globals__, **functions},
         forward.__name__,
         forward.__defaults__,
         forward.__closure__,
@@ -158,7 +169,10 @@ def _convolve_token(
     """Append a token's inputs [row, channel, 1] to the last ones, in place; return its outputs."""
     inputs = torch.cat([conv_state, hidden_states], dim=-1)
     conv_state.copy_(inputs[:, :, -conv_state.shape[-1] :])
-    return _convolved(inputs[:, :, -weight.shape[1] :], weight, bias, activation)
+    # No convolution: compiled, this sum is fused with its neighbours.
+    outputs = (inputs[:, :, -weight.shape[1] :].float() * weight.float()).sum(-1, keepdim=True)
+    outputs = (outputs if bias is None else outputs + bias[:, None]).to(weight.dtype)
+    return outputs if activation is None else ACT2FN[activation](outputs)
 
 
 def _convolve(
@@ -166,27 +180,15 @@ def _convolve(
     weight: Tensor,
     bias: Tensor | None = None,
     activation: str | None = None,
-    **_: object,
 ) -> Tensor:
-    """Return the outputs of a sequence's inputs [row, channel, token], before which are zeros."""
-    inputs = functional.pad(hidden_states, (weight.shape[1] - 1, 0))
-    return _convolved(inputs, weight, bias, activation)
+    """Return the outputs of a sequence's inputs [row, channel, token], before which are zeros.
 
-
-def _convolved(inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    """Return the outputs of all inputs but the first `width` - 1, by the weights [channel, width].
-
-    torch's convolution has a product for each channel. In bfloat16, a processor without such instructions
-    takes a millisecond for a hundred of them.
+    In bfloat16, torch's convolution takes 3 to 50 times as long on a CPU without such products.
     """
-    num_tokens = inputs.shape[2] - weight.shape[1] + 1
-    products = (
-        inputs[:, :, offset : offset + num_tokens] * factor[:, None]
-        for offset, factor in enumerate(weight.float().unbind(1))
-    )
-    sums = functools.reduce(torch.add, products)
-    output = (sums if bias is None else sums + bias[:, None]).to(weight.dtype)
-    return (output if activation is None else ACT2FN[activation](output)).to(inputs.dtype)
+    inputs = functional.pad(hidden_states.float(), (weight.shape[1] - 1, 0))
+    factors, offsets = weight.float().unsqueeze(1), None if bias is None else bias.float()
+    outputs = functional.conv1d(inputs, factors, offsets, groups=weight.shape[0]).to(weight.dtype)
+    return outputs if activation is None else ACT2FN[activation](outputs)
 
 
 def _mamba2_step(
@@ -199,16 +201,17 @@ def _mamba2_step(
     skip: Tensor,
     *,
     dt_bias: Tensor,
+    dt_softplus: bool,
     z: Tensor | None = None,
-    **_: object,
 ) -> Tensor:
     """Return a token's outputs [row, head, channel], and update the states [row, head, channel, number].
 
-    The parameters are those of transformers' function: `inputs` and `time_steps` [row, head, channel],
-    `rates` [head, channel, number], `writes` and `reads` [row, group, number], `skip` and `dt_bias`
-    [head, channel]. That function takes an exponential for each number of the state. Its callers expand times
-    and rates from one number a head, so one exponential a head is enough.
+    In the paper's letters, `inputs` are x and `time_steps` Δ [row, head, channel], `rates` A [head, channel,
+    number], `writes` B and `reads` C [row, group, number], `skip` D, and `dt_bias` is added to Δ: both are
+    [head, channel]. transformers' function takes an exponential for each number of the state. Its callers
+    expand Δ and A from one number a head, so one exponential a head is enough.
     """
+    assert dt_softplus, "all callers ask for it"
     num_rows, num_groups, num_numbers = writes.shape
     grouped = state.view(num_rows, num_groups, -1, inputs.shape[-1], num_numbers)
     seconds = functional.softplus(time_steps[..., 0] + dt_bias[:, 0].to(time_steps.dtype)).float()
@@ -217,17 +220,17 @@ def _mamba2_step(
     new = grouped * decay.view(num_rows, num_groups, -1, 1, 1)
     new = new + added.view(grouped.shape[:-1])[..., None] * writes[:, :, None, None].float()
     grouped.copy_(new)
-    output = (new * reads[:, :, None, None].float()).sum(-1).view(inputs.shape) + inputs * skip
+    output = (new * reads[:, :, None, None].float()).sum(-1).view(inputs.shape) + inputs.float() * skip
     if z is not None:
-        output = output * functional.silu(z)
+        output = output * functional.silu(z.float())
     return output.to(inputs.dtype)
 
 
-# By transformers' names of the functions that they replace, and whose parameters they have.
-_FUNCTIONS: Final[Mapping[str, Callable[..., Tensor]]] = {
+# By transformers' names of the functions that they replace. They are called as those are.
+_STEPS: Final[Mapping[str, Callable[..., Tensor]]] = {"mamba2_selective_state_update": _mamba2_step}
+_CONVOLUTIONS: Final[Mapping[str, Callable[..., Tensor]]] = {
     "causal_conv1d_fn": _convolve,
     "causal_conv1d_update": _convolve_token,
-    "mamba2_selective_state_update": _mamba2_step,
 }
 
 

@@ -16,7 +16,10 @@ from torch import Tensor
 
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.model import recurrent
+from backends.torch_backend.model.recurrent import RecurrentMixer
 from backends.torch_backend.pool import ALL_ENTRIES
+from backends.torch_backend.torch_private import onednn
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
@@ -52,6 +55,27 @@ def backend(path: Path, request: pytest.FixtureRequest) -> Iterator[TorchBackend
 
 def test_no_draft_is_verified_since_no_state_can_be_taken_back(backend: TorchBackend) -> None:
     assert [pool.max_draft_tokens for pool in backend.spec.pools] == [0]
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_convolutions_of_slow_types_give_the_same_tokens(
+    path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are replaced in types that the processor has no products in, here as if float32 were one."""
+    found = []
+    for is_fast in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(onednn, "multiplies", lambda _dtype, is_fast=is_fast: is_fast)
+            backend = open_backend(path, FULL, MAX_MODEL_LEN)
+        mixer = next(each for each in backend._model.modules() if isinstance(each, RecurrentMixer))
+        function = mixer._forward.__globals__["causal_conv1d_fn"]
+        assert (function is recurrent._convolve) != is_fast
+        request = request_of(30, 0)
+        Driver(backend, chunk).run(request, num_tokens=9)
+        found.append((request.tokens, states(backend, 0)))
+        backend.close()
+    assert found[0][0] == found[1][0]
+    assert_close(found[1][1], found[0][1])
 
 
 def request_of(length: int, slot: int, seed: int = 0) -> Request:

@@ -12,6 +12,7 @@ Usage: `GOMP_SPINCOUNT=5000 python -m bench.decode --model DIR [--decode 8x256 1
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -80,9 +81,9 @@ def prefill_batches(backend: TorchBackend, num_tokens: int, num_prompts: int) ->
             for slot in range(num_prompts)
             for batch in _chunks(backend, num_tokens, slot, None if is_direct else 0)
         ]
-    shape = max(
+    shape = min(  # the fewest steps, and of these the least padding
         (shape for shape in shapes if shape.num_tokens >= num_tokens),
-        key=lambda shape: (shape.num_rows, -shape.num_tokens),
+        key=lambda shape: (math.ceil(num_prompts / shape.num_rows), shape.num_rows * shape.num_tokens),
     )
     prompt = _prompt(backend, num_tokens)
     rows = [

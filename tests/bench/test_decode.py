@@ -34,7 +34,9 @@ def test_prompts_are_read_in_chunks_of_the_scheduler(config: TorchBackendConfig)
     ]
     assert [len(batch.rows[0].token_ids) for batch in long] == [32, 32, 32, 4]
     assert [batch.rows[0].is_last for batch in long] == [False, False, False, True]
-    for batch in (*short, *longer, *long):
+    (single,) = prefill_batches(backend, 8, 1)
+    assert single.shape.num_rows == 1, "no rows of padding"
+    for batch in (*short, *longer, *long, single):
         backend.submit(batch).result()
 
 

@@ -240,7 +240,7 @@ class _PrefillTimes:
 
     def plans(self, prompts: Sequence[Prefill]) -> list[_Plan]:
         """Return each shape's plan."""
-        # Once for all shapes: a simulated replay spends much of its time here.
+        # Once for all shapes: a simulated replay spends about a third of its time on plans.
         spans = [(prompt.num_computed_tokens, prompt.round_end) for prompt in prompts[: self._max_rows]]
         return [self._plan(times, spans) for times in self._by_shape.values()]
 

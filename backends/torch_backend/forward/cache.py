@@ -434,7 +434,7 @@ class ModelCache(Cache):
         # The kernel masks by the entry of each query's token. So entries must be in the sequence's order, and
         # each query must see all of them before its own.
         uses_kernel = has_kernels and kind.last_seen is not None and options.ranks is None
-        if not uses_kernel and query.device.type == "cpu" and not onednn.multiplies(query.dtype):
+        if not uses_kernel and onednn.is_slow(query):
             output = self.attend(layer, query.float(), key.float(), value.float(), options)
             return output.to(query.dtype)
         # Of the layers that attend to the same entries, the one that stores them chooses what is kept.

@@ -160,7 +160,7 @@ class LatentAttention(nn.Module):
 
 def _by_head(equation: str, rows: Tensor, weight: Tensor) -> Tensor:
     """Return each head's product, in float32 where a processor has no products in bfloat16."""
-    if rows.device.type == "cpu" and not onednn.multiplies(rows.dtype):
+    if onednn.is_slow(rows):
         return torch.einsum(equation, rows.float(), weight.float()).to(rows.dtype)
     return torch.einsum(equation, rows, weight)
 

@@ -117,8 +117,7 @@ def plain_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
     Many rows are multiplied in float32 where the CPU has no product in bfloat16.
     """
-    is_fast = hidden.device.type != "cpu" or onednn.multiplies(weight.dtype)
-    if is_fast or hidden.numel() < _MANY_ROWS * hidden.shape[-1]:
+    if not onednn.is_slow(weight) or hidden.numel() < _MANY_ROWS * hidden.shape[-1]:
         return nn.functional.linear(hidden, weight, bias)
     rows = hidden.float()
     output = hidden.new_empty(*hidden.shape[:-1], weight.shape[0])

@@ -142,7 +142,7 @@ def _forward_of(mixer: nn.Module) -> Callable[..., Tensor]:
     functions: dict[str, Callable[..., Tensor]] = {}
     if parameter.device.type == "cpu":
         functions |= _STEPS
-        if not onednn.multiplies(parameter.dtype):
+        if onednn.is_slow(parameter):
             functions |= _CONVOLUTIONS
     forward = inspect.unwrap(type(mixer).forward)
     assert isinstance(forward, FunctionType)
@@ -211,12 +211,12 @@ def _mamba2_step(
     [head, channel]. transformers' function takes an exponential for each number of the state. Its callers
     expand Δ and A from one number a head, so one exponential a head is enough.
     """
-    assert dt_softplus, "all callers ask for it"
+    assert dt_softplus, "all callers set it"
     num_rows, num_groups, num_numbers = writes.shape
     grouped = state.view(num_rows, num_groups, -1, inputs.shape[-1], num_numbers)
-    seconds = functional.softplus(time_steps[..., 0] + dt_bias[:, 0].to(time_steps.dtype)).float()
-    decay = torch.exp(seconds * rates[:, 0, 0].float())
-    added = seconds[..., None] * inputs.float()
+    sizes = functional.softplus(time_steps[..., 0] + dt_bias[:, 0].to(time_steps.dtype)).float()
+    decay = torch.exp(sizes * rates[:, 0, 0].float())
+    added = sizes[..., None] * inputs.float()
     new = grouped * decay.view(num_rows, num_groups, -1, 1, 1)
     new = new + added.view(grouped.shape[:-1])[..., None] * writes[:, :, None, None].float()
     grouped.copy_(new)

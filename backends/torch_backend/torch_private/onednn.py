@@ -40,6 +40,11 @@ def multiplies(dtype: torch.dtype) -> bool:
     return dtype is not torch.bfloat16 or supports(dtype)
 
 
+def is_slow(tensor: Tensor) -> bool:
+    """Return whether products of tensors like this one are faster in float32, on its device."""
+    return tensor.device.type == "cpu" and not multiplies(tensor.dtype)
+
+
 def reorder(weight: Tensor, num_rows: int) -> Tensor:
     """Return a weight [output, input] in oneDNN's layout for `num_rows` rows, as an opaque tensor."""
     reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)

@@ -153,13 +153,13 @@ def test_keys_and_values_are_made_in_float32_where_the_cpu_lacks_bfloat16(
         (HEADS, key_width, rank),
         (HEADS, rank, value_width),
     }
-    for length in (20, 1):
+    for length, num_products in ((20, 1), (1, 2)):
         cache = _Sequences()
         cache.latents = cache.latents.bfloat16()
         hidden = torch.randn(ROWS, length, HIDDEN_SIZE).bfloat16()
         with _Products(sizes) as products:
             attention(hidden, rotary(hidden, torch.arange(length)[None]), slot_cache=cache)
-        assert products.dtypes == [torch.bfloat16 if is_fast else torch.float32] * (2 - (length == 20))
+        assert products.dtypes == [torch.bfloat16 if is_fast else torch.float32] * num_products
 
 
 def test_latents_are_read_where_they_lie_by_few_queries() -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 STEP_DTYPE = torch.bfloat16
+_LARGEST_PART = 64
+_SMALLEST_PART = 32
 
 # The distance between 4 levels that has the least squared error on a normal distribution, in deviations.
 _STEP_OF_2_BITS = 0.9957
@@ -21,17 +23,27 @@ def rotation_size(width: int) -> int:
     return width & -width
 
 
+def part_size(width: int) -> int:
+    """Return how many neighbouring values of a rotated row share a step: 64 or 32 of them, or all.
+
+    The largest of many values makes a large step. Values that are not rotated together differ in size: those
+    of a latent and of its rotary key.
+    """
+    size = min(rotation_size(width), _LARGEST_PART)
+    return size if size >= _SMALLEST_PART else width
+
+
 def rotate(rows: Tensor) -> Tensor:
     """Return rows [..., width] after a Hadamard rotation, in float32. It is its own inverse."""
     size = rotation_size(rows.shape[-1])
     parts = rows.float().reshape(rows.numel() // size, size)  # one plain product is the fastest
-    return (parts @ _hadamard(size).to(rows.device)).view(rows.shape)
+    return (parts @ _hadamard(size, rows.device)).view(rows.shape)
 
 
 @lru_cache
-def _hadamard(size: int) -> Tensor:
+def _hadamard(size: int, device: torch.device) -> Tensor:
     """Return the orthonormal, symmetric Hadamard matrix (Sylvester's construction)."""
-    matrix = torch.ones(1, 1)
+    matrix = torch.ones(1, 1, device=device)
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
     return matrix.div(size**0.5)

@@ -253,14 +253,12 @@ class SlotCache:
             plane[slot].index_copy_(1, chosen_entries, chosen_part)
         self.kept_index[slot, :, :num_used] = kept[:, :num_used]
         if self.store is not None:
-            keys, values = sources
-            self.store.fill(slot, keys[:, sink:start], values[:, sink:start])
+            self.store.fill(slot, *(source[:, sink:start] for source in sources))
 
     def demote(self, slots: Tensor, entries: Tensor, store_entries: Tensor) -> None:
         """Store the tokens in some ring entries, which are overwritten next. All arguments are [row]."""
         assert self.store is not None, "only a policy with a store demotes tokens"
-        keys, values = self.planes
-        self.store.write(slots, store_entries, keys[slots, :, entries], values[slots, :, entries])
+        self.store.write(slots, store_entries, *(plane[slots, :, entries] for plane in self.planes))
 
     def copy(self, source: int, targets: Sequence[int]) -> None:
         """Copy the contents of slot `source` to the slots `targets`."""

@@ -1,8 +1,9 @@
 """The tokens of one layer's slots that are older than their rings, in 4 bits a value.
 
-Keys and values are stored rotated, as `cache.low_bits` does, with a step for each token and KV head. Nothing
+Keys and values are stored rotated, as `cache.low_bits` does, with steps for each token and KV head. Nothing
 is evicted: a token's entry is its place in the sequence, counted from the sinks. Keys are laid out for a scan
-of all of them, values to be gathered one by one. This module knows no attention.
+of all of them, values to be gathered one by one. Latents are keys, and parts of them are their values. This
+module knows no attention.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cache.low_bits import STEP_DTYPE, dequantize, quantize, rotate
+from cache.low_bits import STEP_DTYPE, dequantize, part_size, quantize, rotate
 
 BITS = 4
 BLOCK = 16  # keys of a block: the kernel scores as many at once
@@ -20,10 +21,12 @@ STORED_TOGETHER = 8  # neighbouring numbers of a key, which share 4 bytes of its
 class TokenStore:
     """The stores of one layer's slots, of `num_tokens` tokens each.
 
-    `planes` are the codes of keys [slot, kv_head, block, width / 8, 16, 4] and of values [slot, kv_head,
-    entry, width / 2], then the steps of both, [slot, kv_head, entry]. The entry behind the last token is a
-    spare one, which idle rows write to. 4 bytes of a key hold 8 of its numbers: the first four in their low
-    halves, the others in their high halves. Byte i of a value holds its numbers i and i + width / 2.
+    `widths` are those of keys and values, or that of latents. `planes` are the codes of keys [slot, kv_head,
+    block, width / 8, 16, 4] and of values [slot, kv_head, entry, width / 2], then the steps of keys [slot,
+    kv_head, block, part, 16] and of values [slot, kv_head, entry, part]; latents have no planes of values.
+    The entry behind the last token is a spare one, which idle rows write to. 4 bytes of a key hold 8 of its
+    numbers: the first four in their low halves, the others in their high halves. Byte i of a part of a value
+    holds the part's numbers i and i + size / 2.
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class TokenStore:
         widths: Sequence[int],
         device: torch.device | str,
     ) -> None:
-        key_width, value_width = widths
+        key_width, *value_widths = widths
         self.num_tokens = num_tokens
         num_blocks = num_tokens // BLOCK + 1  # with room for the spare entry
         of_slots = (num_slots, num_kv_heads)
@@ -43,12 +46,15 @@ class TokenStore:
         def zeros(*sizes: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(*of_slots, *sizes, dtype=dtype, device=device)
 
+        self._parts = [part_size(width) for width in widths]
+        entries = num_blocks * BLOCK
         self.planes = (
             zeros(num_blocks, key_width // STORED_TOGETHER, BLOCK, STORED_TOGETHER // 2, dtype=torch.uint8),
-            zeros(num_blocks * BLOCK, value_width // 2, dtype=torch.uint8),
-            zeros(num_blocks * BLOCK, dtype=STEP_DTYPE),
-            zeros(num_blocks * BLOCK, dtype=STEP_DTYPE),
+            *(zeros(entries, width // 2, dtype=torch.uint8) for width in value_widths),
+            zeros(num_blocks, key_width // self._parts[0], BLOCK, dtype=STEP_DTYPE),
+            *(zeros(entries, width // part_size(width), dtype=STEP_DTYPE) for width in value_widths),
         )
+        self._steps = self.planes[len(widths) :]
 
     @property
     def spare_entry(self) -> int:
@@ -57,38 +63,60 @@ class TokenStore:
 
     def clear(self, slot: int) -> None:
         """Overwrite the steps of a slot with zeros. Codes are integers, and so always finite."""
-        for steps in self.planes[2:]:
+        for steps in self._steps:
             steps[slot].zero_()
 
-    def write(self, slots: Tensor, entries: Tensor, key: Tensor, value: Tensor) -> None:
+    def write(self, slots: Tensor, entries: Tensor, key: Tensor, *value: Tensor) -> None:
         """Store tokens: `slots` and `entries` [token], `key` and `value` [token, kv_head, width]."""
-        keys, values, key_steps, value_steps = self.planes
-        codes, steps = quantize(rotate(key), BITS)
-        low, high = codes.view(
-            *codes.shape[:2], codes.shape[2] // STORED_TOGETHER, 2, STORED_TOGETHER // 2
-        ).unbind(-2)
-        keys[slots, :, entries // BLOCK, :, entries % BLOCK] = low | high << BITS
-        key_steps[slots, :, entries] = steps[..., 0]
-        codes, steps = quantize(rotate(value), BITS)
-        low, high = codes.chunk(2, dim=-1)
-        values[slots, :, entries] = low | high << BITS
-        value_steps[slots, :, entries] = steps[..., 0]
+        block, place = entries // BLOCK, entries % BLOCK
+        codes, steps = self._quantize(0, key)
+        codes = torch.unflatten(codes.flatten(2), -1, (-1, 2, STORED_TOGETHER // 2))
+        self.planes[0][slots, :, block, :, place] = codes[..., 0, :] | codes[..., 1, :] << BITS
+        self._steps[0][slots, :, block, :, place] = steps
+        for rows in value:
+            codes, steps = self._quantize(1, rows)
+            low, high = codes.chunk(2, dim=-1)
+            self.planes[1][slots, :, entries] = (low | high << BITS).flatten(2)
+            self._steps[1][slots, :, entries] = steps
 
-    def fill(self, slot: int, keys: Tensor, values: Tensor) -> None:
+    def _quantize(self, plane: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return codes [token, kv_head, part, size] and steps [token, kv_head, part] of keys or values."""
+        codes, steps = quantize(torch.unflatten(rotate(rows), -1, (-1, self._parts[plane])), BITS)
+        return codes, steps[..., 0]
+
+    def fill(self, slot: int, keys: Tensor, *values: Tensor) -> None:
         """Store the first tokens of a slot: `keys` and `values` are [kv_head, token, width]."""
         entries = torch.arange(keys.shape[1], device=keys.device)
-        self.write(torch.full_like(entries, slot), entries, keys.transpose(0, 1), values.transpose(0, 1))
+        rows = [each.transpose(0, 1) for each in (keys, *values)]
+        self.write(torch.full_like(entries, slot), entries, *rows)
 
     def keys(self, slots: slice) -> Tensor:
         """Return the rotated keys of some slots in float32, [slot, kv_head, entry, width]."""
-        packed = self.planes[0][slots]
-        codes = torch.stack([packed & 15, packed >> BITS], dim=-2)  # [..., block, width / 8, 16, 2, 4]
-        rows = codes.transpose(3, 4).flatten(4).flatten(2, 3)[:, :, : self.num_tokens]
-        return dequantize(rows, self.planes[2][slots, :, : self.num_tokens, None], BITS)
+        packed = self.planes[0][slots].transpose(3, 4).flatten(2, 3)[:, :, : self.num_tokens]
+        steps = self._steps[0][slots].transpose(3, 4).flatten(2, 3)[:, :, : self.num_tokens]
+        return self._dequantized_keys(packed, steps)
 
     def values(self, slots: slice, entries: Tensor) -> Tensor:
-        """Return the rotated values in entries [slot, kv_head, n] in float32, [slot, kv_head, n, width]."""
-        packed = self.planes[1][slots]
-        packed = packed.gather(2, entries[..., None].expand(-1, -1, -1, packed.shape[3]))
+        """Return the rotated values in entries [slot, kv_head, n] in float32, [slot, kv_head, n, width].
+
+        Of latents, these are the whole rows.
+        """
+        if len(self._parts) == 1:
+            packed, steps = self.planes[0][slots], self._steps[0][slots]
+            row = torch.arange(packed.shape[0], device=entries.device)[:, None, None]
+            head = torch.arange(packed.shape[1], device=entries.device)[:, None]
+            index = row, head, entries // BLOCK, slice(None), entries % BLOCK
+            return self._dequantized_keys(packed[index], steps[index])
+        rows, steps = (
+            plane[slots].gather(2, entries[..., None].expand(-1, -1, -1, plane.shape[3]))
+            for plane in (self.planes[1], self._steps[1])
+        )
+        packed = torch.unflatten(rows, -1, (-1, self._parts[1] // 2))  # [..., part, size / 2]
         codes = torch.cat([packed & 15, packed >> BITS], dim=-1)
-        return dequantize(codes, self.planes[3][slots].gather(2, entries)[..., None], BITS)
+        return dequantize(codes, steps[..., None], BITS).flatten(-2)
+
+    def _dequantized_keys(self, packed: Tensor, steps: Tensor) -> Tensor:
+        """Return keys [..., width] of `packed` [..., width / 8, 4] and `steps` [..., part]."""
+        codes = torch.stack([packed & 15, packed >> BITS], dim=-2).flatten(-3)
+        parts = torch.unflatten(codes, -1, (-1, self._parts[0]))
+        return dequantize(parts, steps[..., None], BITS).flatten(-2)

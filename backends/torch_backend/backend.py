@@ -95,7 +95,7 @@ class TorchBackend:
         self._recorder = recorder or _default_recorder(config, self._device)
         check_cache_dtypes(config, layers, self._model)
         check_draft(config, layers, max_model_len)
-        check_stores(config, layers, max_model_len, self._model)
+        check_stores(config, layers, self._model)
         config = without_prefixes(config, layers, self._model.config.model_type)
         config = with_sizes(config, layers, max_model_len, self._device)
         policies = _resolve_policies(config, self._model, layers, max_model_len)

@@ -36,22 +36,14 @@ def check_cache_dtypes(
         raise ValueError("kv_cache_dtype fp8 needs device cuda, got cpu; int8 takes as little memory")
 
 
-def check_stores(
-    config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int, model: PreTrainedModel
-) -> None:
-    """Raise ValueError for a model or a device on which tokens older than the ring cannot be stored."""
+def check_stores(config: TorchBackendConfig, layers: Sequence[LayerSpec], model: PreTrainedModel) -> None:
+    """Raise ValueError for a model whose tokens older than the ring cannot be stored."""
     if not any(options.policy.name is PolicyName.SPARSE for options in config.pools):
         return
-    model_type = model.config.model_type
-    if model.device.type != "cpu":
-        raise ValueError(f"policy {PolicyName.SPARSE} needs device cpu, got {model.device.type}")
-    if any(len(layer.planes) == 1 for layer in layers):
-        raise ValueError(f"policy {PolicyName.SPARSE} stores no latents, which {model_type} caches")
-    windows = [layer.sliding_window for layer in layers if layer.sliding_window is not None]
-    if any(window < max_model_len for window in windows):
+    if getattr(model.config, "index_topk", None) is not None:
         raise ValueError(
-            f"policy {PolicyName.SPARSE} does not serve models with sliding windows: layers of {model_type} "
-            f"see {min(windows)} tokens"
+            f"policy {PolicyName.SPARSE} is not for {model.config.model_type}, whose own indexer chooses "
+            f"entries: its keys would be rounded"
         )
     widths = [plane.width for layer in layers for plane in layer.planes]
     if any(width % STORED_TOGETHER for width in widths):

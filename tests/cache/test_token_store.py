@@ -2,21 +2,28 @@
 
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cache.low_bits import dequantize, quantize, rotate
+from cache.low_bits import dequantize, part_size, quantize, rotate
 from cache.token_store import TokenStore
 
 NUM_SLOTS = 3
 NUM_KV_HEADS = 2
-WIDTHS = (24, 16)
+WIDTHS = (64, 192)  # the second one has three parts
 
 
 def expected(rows: Tensor) -> Tensor:
-    return dequantize(*quantize(rotate(rows), 4), 4)
+    parts = torch.split(rotate(rows), part_size(rows.shape[-1]), dim=-1)
+    return torch.cat([dequantize(*quantize(part, 4), 4) for part in parts], dim=-1)
+
+
+def integers(*shape: int, seed: int = 0) -> Tensor:
+    """Return rows whose rotation in 64s is exact in any order of its sums."""
+    return torch.randint(-99, 99, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
 def all_values(store: TokenStore) -> Tensor:
@@ -28,8 +35,7 @@ def all_values(store: TokenStore) -> Tensor:
 @settings(deadline=None)
 def test_a_prompt_and_the_tokens_after_it(num_tokens: int, num_filled: int, seed: int) -> None:
     num_filled = min(num_filled, num_tokens)
-    generator = torch.Generator().manual_seed(seed)
-    keys, values = (torch.randn(NUM_KV_HEADS, num_tokens, width, generator=generator) for width in WIDTHS)
+    keys, values = (integers(NUM_KV_HEADS, num_tokens, width, seed=seed) for width in WIDTHS)
     store = TokenStore(num_tokens, NUM_SLOTS, NUM_KV_HEADS, WIDTHS, "cpu")
     store.fill(1, keys[:, :num_filled], values[:, :num_filled])
     for index in range(num_filled, num_tokens):  # beside an idle row and another slot
@@ -46,7 +52,7 @@ def test_a_prompt_and_the_tokens_after_it(num_tokens: int, num_filled: int, seed
 
 
 def test_chosen_entries_of_several_slots() -> None:
-    values = torch.randn(NUM_SLOTS, NUM_KV_HEADS, 20, WIDTHS[1])
+    values = integers(NUM_SLOTS, NUM_KV_HEADS, 20, WIDTHS[1])
     store = TokenStore(20, NUM_SLOTS, NUM_KV_HEADS, WIDTHS, "cpu")
     for slot, of_slot in enumerate(values):
         store.fill(slot, torch.zeros(NUM_KV_HEADS, 20, WIDTHS[0]), of_slot)
@@ -57,6 +63,22 @@ def test_chosen_entries_of_several_slots() -> None:
         assert torch.equal(found[row, head, place], expected(values[row + 1, head, token]))
 
 
-def test_a_token_takes_half_a_byte_a_value_and_two_steps() -> None:
-    store = TokenStore(4095, 1, 1, (64, 64), "meta")
-    assert sum(plane.nbytes for plane in store.planes) == 4096 * (32 + 32 + 2 + 2)
+def test_latents_are_their_own_values() -> None:
+    latents = integers(1, 40, 192)
+    store = TokenStore(40, 2, 1, (192,), "cpu")
+    store.fill(1, latents[:, :39])
+    store.write(torch.tensor([0, 1]), torch.tensor([40, 39]), torch.stack([latents[:, 0], latents[:, 39]]))
+    assert torch.equal(store.keys(slice(1, 2))[0], expected(latents))
+    chosen = torch.tensor([[[3, 39, 17]]])
+    assert torch.equal(store.values(slice(1, 2), chosen)[0], expected(latents)[:, chosen[0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("widths", "num_bytes"),
+    [((64, 64), 32 + 32 + 2 + 2), ((256, 80), 128 + 40 + 8 + 2), ((576,), 288 + 18), ((288,), 144 + 18)],
+)
+def test_a_token_takes_half_a_byte_a_value_and_a_step_for_each_part(
+    widths: tuple[int, ...], num_bytes: int
+) -> None:
+    store = TokenStore(4095, 1, 1, widths, "meta")
+    assert sum(plane.nbytes for plane in store.planes) == 4096 * num_bytes

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _ROW_SIZES = ("rows",)
 _BIAS_SIZES = ("rows", None, "entries")
 _PLANE_SIZES = ("slots", None, "capacity")
-_STORE_SIZES = (("slots", None, "blocks"), *[("slots", None, "stored")] * 3)
+_STORE_SIZES = (("slots", None, "blocks"), ("slots", None, "stored")) * 2
 _STATE_SIZES = ("slots",)
 
 

@@ -31,8 +31,9 @@ def sparse_attention(
     """Return the output [row, 1, head, width] of one query a row, in its type.
 
     `query` is [row, head, 1, width]. `key` and `value` are the exact entries, [row, kv_head, entry, width],
-    with their `bias` [row, 1, entry]. Shapes do not depend on how many tokens are stored: fewer than
-    `num_attended` are all attended to, and entries without a token are masked.
+    with their `bias` [row, 1, entry]; values of latents are the first numbers of their keys. Shapes do not
+    depend on how many tokens are stored: fewer than `num_attended` are all attended to, and entries without a
+    token are masked.
     """
     rows, heads, _, width = query.shape
     kv_heads = key.shape[1]
@@ -53,7 +54,7 @@ def sparse_attention(
     num_exact = exact.shape[3]
     mixed = weights[..., :num_exact] @ value.float()
     weights = weights[..., num_exact : num_exact + stored.num_attended]
-    mixed = mixed + rotate(weights @ stored.store.values(stored.slots, chosen))
+    mixed = mixed + rotate(weights @ stored.store.values(stored.slots, chosen))[..., : value.shape[3]]
     return mixed.view(rows, 1, heads, -1).to(query.dtype)
 
 

@@ -518,8 +518,10 @@ Tensor sparse_attention(const Tensor& query, const Tensor& key, const Tensor& va
   check("key_codes", key_codes, at::kByte,
         {num_slots, num_kv_heads, key_codes.size(2), width / kStoredTogether, kStoredBlock, 4});
   check("value_codes", value_codes, at::kByte, {num_slots, num_kv_heads, num_entries, value_width / 2});
-  check("key_steps", key_steps, at::kBFloat16, {num_slots, num_kv_heads, num_entries});
-  check("value_steps", value_steps, at::kBFloat16, {num_slots, num_kv_heads, num_entries});
+  check("key_steps", key_steps, at::kBFloat16,
+        {num_slots, num_kv_heads, key_codes.size(2), width / part_size(width), kStoredBlock});
+  check("value_steps", value_steps, at::kBFloat16,
+        {num_slots, num_kv_heads, num_entries, value_width / part_size(value_width)});
   check("num_stored", num_stored, at::kLong, {num_rows});
   TORCH_CHECK(num_attended > 0, "num_attended must be at least 1, got ", num_attended);
   const int64_t* stored = num_stored.const_data_ptr<int64_t>();

@@ -19,6 +19,8 @@ namespace {
 
 constexpr int64_t kStoredBlock = 16;    // keys of a block; `BLOCK` in cache/token_store.py
 constexpr int64_t kStoredTogether = 8;  // numbers that share 4 bytes of a block; `STORED_TOGETHER` there
+constexpr int64_t kLargestPart = 64;    // numbers that share a step; `part_size` in cache/low_bits.py
+constexpr int64_t kSmallestPart = 32;
 constexpr float kMiddle = 7.5f;         // the code that would stand for zero
 constexpr int64_t kCodes = 16;
 constexpr float kWeakest = 64.0f;  // below the best strength, in which a bound is looked for
@@ -46,16 +48,22 @@ void load_rotated(float* target, const T* row, int64_t width) {
   hadamard(target, width);
 }
 
-// Round a rotated row to codes, one a byte. Return the step.
-inline BFloat16 quantize_codes(uint8_t* codes, const float* row, int64_t width) {
+// How many neighbouring numbers of a rotated row share a step.
+inline int64_t part_size(int64_t width) {
+  const int64_t size = std::min(width & -width, kLargestPart);
+  return size >= kSmallestPart ? size : width;
+}
+
+// Round a part of a rotated row to codes, one a byte. Return the step.
+inline BFloat16 quantize_codes(uint8_t* codes, const float* row, int64_t size) {
   float largest = 0;
-  for (int64_t i = 0; i < width; ++i) {
+  for (int64_t i = 0; i < size; ++i) {
     // A NaN must stay: it is not smaller than anything.
     if (!(std::abs(row[i]) <= largest)) largest = std::abs(row[i]);
   }
   const BFloat16 step = largest / (kCodes / 2);
   const float divisor = step;
-  for (int64_t i = 0; i < width; ++i) {
+  for (int64_t i = 0; i < size; ++i) {
     const float level = divisor > 0 ? std::floor(row[i] / divisor) + kCodes / 2 : kCodes / 2;
     codes[i] = static_cast<uint8_t>(std::min(std::max(level, 0.0f), kCodes - 1.0f));
   }
@@ -76,8 +84,8 @@ inline Floats rough_exp(Floats x) {
 struct StorePlanes {
   uint8_t* key_codes;     // [slot, kv_head, block, width / 8, 16, 4]
   uint8_t* value_codes;   // [slot, kv_head, entry, value width / 2]
-  BFloat16* key_steps;    // [slot, kv_head, entry]
-  BFloat16* value_steps;  // [slot, kv_head, entry]
+  BFloat16* key_steps;    // [slot, kv_head, block, part, 16]
+  BFloat16* value_steps;  // [slot, kv_head, entry, part]
   const int64_t* num_stored;  // [row]
   int64_t num_entries;
   int64_t num_attended;
@@ -101,12 +109,16 @@ class StoredTokens {
   StoredTokens(const StorePlanes& planes, int64_t row, int64_t plane, int64_t width, int64_t value_width)
       : key_codes_(planes.key_codes + plane * planes.num_entries * width / 2),
         value_codes_(planes.value_codes + plane * planes.num_entries * value_width / 2),
-        key_steps_(planes.key_steps + plane * planes.num_entries),
-        value_steps_(planes.value_steps + plane * planes.num_entries),
-        num_stored_(planes.num_stored[row]),
-        num_chosen_(std::min(planes.num_attended, num_stored_)),
         width_(width),
-        value_width_(value_width) {}
+        value_width_(value_width),
+        part_(part_size(width)),
+        value_part_(part_size(value_width)),
+        num_parts_(width / part_),
+        num_value_parts_(value_width / value_part_),
+        key_steps_(planes.key_steps + plane * planes.num_entries * num_parts_),
+        value_steps_(planes.value_steps + plane * planes.num_entries * num_value_parts_),
+        num_stored_(planes.num_stored[row]),
+        num_chosen_(std::min(planes.num_attended, num_stored_)) {}
 
   // Store the token that the step overwrites in the ring, if the ring is full.
   template <typename T>
@@ -119,16 +131,25 @@ class StoredTokens {
     scratch.codes.resize(longest);
     uint8_t* codes = scratch.codes.data();
     load_rotated(scratch.rotated.data(), key, width_);
-    key_steps_[entry] = quantize_codes(codes, scratch.rotated.data(), width_);
-    uint8_t* block = key_codes_ + entry / kStoredBlock * kStoredBlock * width_ / 2;
+    const int64_t first = entry / kStoredBlock * kStoredBlock;
+    const int64_t place = entry % kStoredBlock;
+    for (int64_t p = 0; p < num_parts_; ++p) {
+      key_steps_[first * num_parts_ + p * kStoredBlock + place] =
+          quantize_codes(codes + p * part_, scratch.rotated.data() + p * part_, part_);
+    }
+    uint8_t* block = key_codes_ + first * width_ / 2;
     for (int64_t d = 0; d < width_; d += kStoredTogether) {
-      uint8_t* four = block + d / kStoredTogether * 4 * kStoredBlock + entry % kStoredBlock * 4;
+      uint8_t* four = block + d / kStoredTogether * 4 * kStoredBlock + place * 4;
       for (int64_t i = 0; i < 4; ++i) four[i] = codes[d + i] | codes[d + 4 + i] << 4;
     }
     load_rotated(scratch.rotated.data(), value, value_width_);
-    value_steps_[entry] = quantize_codes(codes, scratch.rotated.data(), value_width_);
-    const int64_t half = value_width_ / 2;
-    for (int64_t i = 0; i < half; ++i) value_codes_[entry * half + i] = codes[i] | codes[half + i] << 4;
+    const int64_t half = value_part_ / 2;
+    for (int64_t p = 0; p < num_value_parts_; ++p, codes += value_part_) {
+      const float* part = scratch.rotated.data() + p * value_part_;
+      value_steps_[entry * num_value_parts_ + p] = quantize_codes(codes, part, value_part_);
+      uint8_t* target = value_codes_ + (entry * num_value_parts_ + p) * half;
+      for (int64_t i = 0; i < half; ++i) target[i] = codes[i] | codes[half + i] << 4;
+    }
   }
 
   // Choose the tokens to attend to, and raise `largest` [head] to their largest scores.
@@ -157,33 +178,29 @@ class StoredTokens {
     Scratch& scratch = own_scratch();
     scratch.rotated.resize(num_heads_ * value_width_);
     scratch.middles.resize(num_heads_);
+    scratch.scaled.resize(num_heads_ * num_chosen_);
     const int64_t padded = (num_chosen_ + kLanes - 1) / kLanes * kLanes;
     scratch.steps.resize(padded);
-    for (int64_t i = 0; i < num_chosen_; ++i) {
-      scratch.steps[i] = static_cast<float>(value_steps_[scratch.candidates[i].entry]);
-    }
     for (int64_t h = 0; h < num_heads_; ++h) {
       float* weights = scratch.chosen.data() + h * num_chosen_;
       Floats total = Floats{};
-      Floats middle = Floats{};
       for (int64_t i = 0; i < num_chosen_; i += kLanes) {
         const Lanes lanes = first_lanes(num_chosen_ - i);
-        const Floats scores = load(weights + i, lanes);
-        const Floats own = keep(lanes, exp(scores - broadcast(largest[h])));
+        const Floats own = keep(lanes, exp(load(weights + i, lanes) - broadcast(largest[h])));
         total = total + own;
-        const Floats scaled = keep(lanes, own * load(&scratch.steps[i]));
-        middle = middle + scaled;
-        store(weights + i, scaled, lanes);
+        store(weights + i, own, lanes);
       }
       totals[h] += total_of(total);
-      scratch.middles[h] = kMiddle * total_of(middle);
     }
-    for (int64_t h = 0; h < num_heads_; h += kTileRows) {
-      switch (num_heads_ - h) {
-        case 1: mix<1>(scratch, h); break;
-        case 2: mix<2>(scratch, h); break;
-        case 3: mix<3>(scratch, h); break;
-        default: mix<kTileRows>(scratch, h);
+    for (int64_t p = 0; p < num_value_parts_; ++p) {
+      scale_weights(scratch, p);
+      for (int64_t h = 0; h < num_heads_; h += kTileRows) {
+        switch (num_heads_ - h) {
+          case 1: mix<1>(scratch, h, p); break;
+          case 2: mix<2>(scratch, h, p); break;
+          case 3: mix<3>(scratch, h, p); break;
+          default: mix<kTileRows>(scratch, h, p);
+        }
       }
     }
     for (int64_t h = 0; h < num_heads_; ++h) {
@@ -207,8 +224,10 @@ class StoredTokens {
     Buffer<float> scores;  // [head, entry]
     Buffer<float> strengths;
     Buffer<float> chosen;  // [head, candidate]: scores, then weights
-    Buffer<float> steps;    // [candidate]: of the values
+    Buffer<float> scaled;   // [head, candidate]: weights times the steps of a part of the values
+    Buffer<float> steps;    // [candidate]: of a part of the values
     Buffer<float> middles;  // [head]
+    Buffer<int32_t> query_sums;  // [head of a tile, part]
     Buffer<int8_t> queries;  // [head, width]
     Buffer<uint8_t> codes;
     std::vector<Candidate> candidates;
@@ -223,13 +242,14 @@ class StoredTokens {
   void score_all(const Group& group, Scratch& scratch) {
     scratch.rotated.resize(width_);
     scratch.queries.resize(num_heads_ * width_);
+    scratch.query_sums.resize(kTileRows * num_parts_);
     float factors[kTileRows];
-    int32_t sums[kTileRows];
+    int32_t* sums = scratch.query_sums.data();
     for (int64_t h = 0; h < num_heads_; h += kTileRows) {
       const int64_t count = std::min(kTileRows, num_heads_ - h);
       for (int64_t i = 0; i < count; ++i) {
         load_rotated(scratch.rotated.data(), group.query + (h + i) * group.query_stride, width_);
-        factors[i] = round_query(&scratch.queries[(h + i) * width_], scratch.rotated.data(), &sums[i]);
+        factors[i] = round_query(&scratch.queries[(h + i) * width_], scratch.rotated.data(), sums + i * num_parts_);
         factors[i] *= group.scaling;
       }
       switch (count) {
@@ -241,15 +261,15 @@ class StoredTokens {
     }
   }
 
-  // Round a query to 8 bits. Return its scale, and the sum of its integers in `sum`.
-  float round_query(int8_t* integers, const float* query, int32_t* sum) const {
+  // Round a query to 8 bits. Return its scale, and the sums of its integers in `sums` [part].
+  float round_query(int8_t* integers, const float* query, int32_t* sums) const {
     float largest = 0;
     for (int64_t i = 0; i < width_; ++i) largest = std::max(largest, std::abs(query[i]));
     const float factor = largest > 0 ? 127 / largest : 0;
-    *sum = 0;
+    std::fill_n(sums, num_parts_, 0);
     for (int64_t i = 0; i < width_; ++i) {
       integers[i] = static_cast<int8_t>(std::nearbyint(query[i] * factor));
-      *sum += integers[i];
+      sums[i / part_] += integers[i];
     }
     return largest / 127;
   }
@@ -267,25 +287,31 @@ class StoredTokens {
     };
     for (int64_t e = 0; e < num_stored_; e += kStoredBlock) {
       const uint8_t* codes = key_codes_ + e * width_ / 2;
-      Ints low_sums[heads];
-      Ints high_sums[heads];
-      UNROLL for (int64_t h = 0; h < heads; ++h) { low_sums[h] = high_sums[h] = Ints{}; }
-      for (int64_t d = 0; d < width_; d += kStoredTogether, codes += kCacheLine) {
-        _mm_prefetch(reinterpret_cast<const char*>(codes) + kPrefetchDistance, _MM_HINT_T1);
-        const Ints packed = load_bits(codes);
-        const Ints low = packed & low_half;
-        const Ints high = shift_right<4>(packed) & low_half;
+      Floats products[heads];
+      UNROLL for (int64_t h = 0; h < heads; ++h) { products[h] = Floats{}; }
+      for (int64_t p = 0; p < num_parts_; ++p) {
+        Ints low_sums[heads];
+        Ints high_sums[heads];
+        UNROLL for (int64_t h = 0; h < heads; ++h) { low_sums[h] = high_sums[h] = Ints{}; }
+        for (int64_t d = p * part_; d < (p + 1) * part_; d += kStoredTogether, codes += kCacheLine) {
+          _mm_prefetch(reinterpret_cast<const char*>(codes) + kPrefetchDistance, _MM_HINT_T1);
+          const Ints packed = load_bits(codes);
+          const Ints low = packed & low_half;
+          const Ints high = shift_right<4>(packed) & low_half;
+          UNROLL for (int64_t h = 0; h < heads; ++h) {
+            low_sums[h] = add_fours(low_sums[h], low, four(h, d));
+            high_sums[h] = add_fours(high_sums[h], high, four(h, d + 4));
+          }
+        }
+        const Floats steps = load(key_steps_ + e * num_parts_ + p * kStoredBlock);
         UNROLL for (int64_t h = 0; h < heads; ++h) {
-          low_sums[h] = add_fours(low_sums[h], low, four(h, d));
-          high_sums[h] = add_fours(high_sums[h], high, four(h, d + 4));
+          const Floats middle = broadcast(kMiddle * query_sums[h * num_parts_ + p]);
+          products[h] = products[h] + (to_floats(low_sums[h] + high_sums[h]) - middle) * steps;
         }
       }
-      const Floats steps = load(key_steps_ + e);
       const Lanes lanes = first_lanes(num_stored_ - e);
       UNROLL for (int64_t h = 0; h < heads; ++h) {
-        const Floats sums = to_floats(low_sums[h] + high_sums[h]);
-        const Floats products = sums - broadcast(kMiddle * query_sums[h]);
-        Floats row = products * steps * broadcast(factors[h]);
+        Floats row = products[h] * broadcast(factors[h]);
         if (softcap > 0) row = broadcast(softcap) * tanh(row / broadcast(softcap));
         const Floats lowest = broadcast(std::numeric_limits<float>::lowest());
         store(&scratch.scores[(first + h) * padded_ + e], select(lanes, row, lowest));
@@ -367,18 +393,40 @@ class StoredTokens {
     return count;
   }
 
-  // Write the weighted sums of the chosen tokens' rotated values, for `heads` heads from head `first` on.
+  // Multiply all weights by the chosen tokens' steps of a part.
+  void scale_weights(Scratch& scratch, int64_t part) const {
+    for (int64_t i = 0; i < num_chosen_; ++i) {
+      const int64_t entry = scratch.candidates[i].entry;
+      scratch.steps[i] = static_cast<float>(value_steps_[entry * num_value_parts_ + part]);
+    }
+    for (int64_t h = 0; h < num_heads_; ++h) {
+      const float* weights = scratch.chosen.data() + h * num_chosen_;
+      float* scaled = scratch.scaled.data() + h * num_chosen_;
+      Floats total = Floats{};
+      for (int64_t i = 0; i < num_chosen_; i += kLanes) {
+        const Lanes lanes = first_lanes(num_chosen_ - i);
+        const Floats products = keep(lanes, load(weights + i, lanes) * load(&scratch.steps[i]));
+        total = total + products;
+        store(scaled + i, products, lanes);
+      }
+      scratch.middles[h] = kMiddle * total_of(total);
+    }
+  }
+
+  // Write the weighted sums of a part of the chosen tokens' rotated values, for `heads` heads from head `first`
+  // on.
   template <int64_t heads>
-  void mix(Scratch& scratch, int64_t first) const {
-    const int64_t half = value_width_ / 2;
-    const float* weights = scratch.chosen.data() + first * num_chosen_;
+  void mix(Scratch& scratch, int64_t first, int64_t part) const {
+    const int64_t half = value_part_ / 2;
+    const float* weights = scratch.scaled.data() + first * num_chosen_;
     for (int64_t d = 0; d < half; d += kLanes) {
       const Lanes lanes = first_lanes(half - d);
       Floats low_sums[heads];
       Floats high_sums[heads];
       UNROLL for (int64_t h = 0; h < heads; ++h) { low_sums[h] = high_sums[h] = Floats{}; }
       for (int64_t i = 0; i < num_chosen_; ++i) {
-        const uint8_t* codes = value_codes_ + scratch.candidates[i].entry * half + d;
+        const int64_t index = scratch.candidates[i].entry * num_value_parts_ + part;
+        const uint8_t* codes = value_codes_ + index * half + d;
         const Ints packed = load_bytes(codes, lanes);
         const Floats low = to_floats(packed & broadcast(15));
         const Floats high = to_floats(shift_right<4>(packed));
@@ -389,7 +437,7 @@ class StoredTokens {
         }
       }
       UNROLL for (int64_t h = 0; h < heads; ++h) {
-        float* target = scratch.rotated.data() + (first + h) * value_width_ + d;
+        float* target = scratch.rotated.data() + (first + h) * value_width_ + part * value_part_ + d;
         const Floats middle = broadcast(scratch.middles[first + h]);
         store(target, low_sums[h] - middle, lanes);
         store(target + half, high_sums[h] - middle, lanes);
@@ -399,12 +447,16 @@ class StoredTokens {
 
   uint8_t* key_codes_;
   uint8_t* value_codes_;
+  int64_t width_;
+  int64_t value_width_;
+  int64_t part_;
+  int64_t value_part_;
+  int64_t num_parts_;
+  int64_t num_value_parts_;
   BFloat16* key_steps_;
   BFloat16* value_steps_;
   int64_t num_stored_;
   int64_t num_chosen_;
-  int64_t width_;
-  int64_t value_width_;
   int64_t num_heads_ = 0;
   int64_t padded_ = 0;
 };

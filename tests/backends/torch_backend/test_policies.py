@@ -191,8 +191,10 @@ def _poison(backend: TorchBackend, idle_slots: list[int]) -> None:
         for plane in layer.slots.contents:
             plane[idle_slots] = _worst(plane)
         if layer.slots.store is not None:
-            for steps in layer.slots.store.planes[2:]:
-                steps[:, :, layer.slots.store.spare_entry] = math.nan
+            slots = torch.arange(layer.slots.num_slots)
+            spare_entries = torch.full_like(slots, layer.slots.store.spare_entry)
+            rows = [torch.full_like(plane[:, :, 0], math.nan) for plane in layer.slots.planes]
+            layer.slots.store.write(slots, spare_entries, *rows)
 
 
 def _worst(plane: torch.Tensor) -> float:

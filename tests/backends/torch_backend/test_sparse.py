@@ -16,6 +16,7 @@ from tests.backends.oracle import continue_greedily, random_prompt
 
 MAX_MODEL_LEN = 160
 ALL = PolicyOptions(PolicyName.SPARSE, num_sink=2, num_recent=14, num_attended=MAX_MODEL_LEN)
+GEMMA_LAYERS = ["sliding_attention", "full_attention"]
 OBSERVED = replace(GREEDY, num_logprobs=20)
 
 
@@ -35,7 +36,7 @@ def distances(path: Path, policy: PolicyOptions, prompt: list[int]) -> list[floa
     return found[1:]  # prefill drew the first
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "deepseek-v3", "kimi-linear"])
 def test_attending_to_all_differs_from_full_by_rounding_alone(tmp_path: Path, architecture: str) -> None:
     path = save_checkpoint(architecture, tmp_path, seed=1)
     prompt = random_prompt(120)
@@ -43,14 +44,15 @@ def test_attending_to_all_differs_from_full_by_rounding_alone(tmp_path: Path, ar
     few_errors = distances(path, replace(ALL, num_attended=8), prompt)
     lost = distances(path, PolicyOptions(PolicyName.STREAMING_LLM, num_sink=2, num_recent=14), prompt)
     assert 0 < sum(all_errors) < sum(few_errors) < sum(lost)
-    assert sum(all_errors) < 0.25 * sum(lost)
+    assert sum(all_errors) < 0.35 * sum(lost)
 
 
 @pytest.mark.long
 def test_compiled_steps_choose_the_same_tokens(tmp_path: Path, compile_cache: Path) -> None:
     """But for the query, which the kernel rounds to 8 bits. Two pools differ in a number of the graph."""
     config = TorchBackendConfig(
-        str(save_checkpoint("llama", tmp_path, seed=1, num_hidden_layers=2)),  # each takes long to compile
+        # One layer with a window and one without: each takes long to compile.
+        str(save_checkpoint("gemma3", tmp_path, seed=1, num_hidden_layers=2, layer_types=GEMMA_LAYERS)),
         device=DeviceName.CPU,
         dtype=DtypeName.FLOAT32,
         pools=(PoolOptions(4, replace(ALL, num_attended=8), "few"), PoolOptions(4, ALL, "all")),
@@ -92,15 +94,11 @@ def refused(path: Path, message: str, device: DeviceName = DeviceName.CPU, **opt
         TorchBackend(replace(config, **options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "message"),
-    [
-        ("deepseek-v3", "policy sparse stores no latents, which deepseek_v3 caches"),
-        ("gemma3", "policy sparse does not serve models with sliding windows: layers of gemma3_text see 11"),
-    ],
-)
-def test_models_that_it_cannot_hold_are_refused(tmp_path: Path, architecture: str, message: str) -> None:
-    refused(save_checkpoint(architecture, tmp_path), message)
+def test_a_model_with_an_indexer_is_refused(tmp_path: Path) -> None:
+    refused(
+        save_checkpoint("deepseek-v32", tmp_path),
+        "policy sparse is not for deepseek_v32, whose own indexer chooses entries",
+    )
 
 
 def test_a_bounded_scratch_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from backends.torch_backend.model.sparse_attention import sparse_attention as pl
 from backends.torch_backend.native.kernels import kernels_are_supported, load_kernels, sparse_attention
 from cache.low_bits import rotate
 from cache.quantization import quantize
-from cache.token_store import TokenStore
+from cache.token_store import BLOCK, TokenStore
 
 pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 
@@ -31,6 +31,14 @@ def _random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def _spoil(store: TokenStore, slot: int, first: int, end: int) -> None:
+    """Make the steps of some entries NaN."""
+    key_steps, value_steps = store.planes[2:]
+    entries = torch.arange(first, end)
+    key_steps[slot, :, entries // BLOCK, :, entries % BLOCK] = torch.nan
+    value_steps[slot, :, first:end] = torch.nan
+
+
 class Case:
     """Rows with different numbers of stored tokens. The third one is idle, and its slot is full of NaN."""
 
@@ -41,8 +49,7 @@ class Case:
             num_before = max(num_stored - 1, 0)
             keys, values = (_random(kv_heads, num_before, width, seed=slot) for width in widths)
             self.store.fill(slot, keys, values)
-            for steps in self.store.planes[2:]:
-                steps[slot, :, num_before:] = torch.nan
+            _spoil(self.store, slot, num_before, STORED + 1)
         for plane in (*self.planes, *self.store.planes[2:]):
             plane[2] = torch.nan
         self.query, self.key, self.value = (
@@ -91,7 +98,8 @@ class Case:
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "widths"), [(4, 2, (16, 16)), (7, 1, (40, 24)), (6, 2, (64, 128)), (5, 5, (8, 8))]
+    ("heads", "kv_heads", "widths"),
+    [(4, 2, (16, 16)), (7, 1, (40, 24)), (6, 2, (64, 128)), (5, 5, (256, 96))],
 )
 @pytest.mark.parametrize(
     ("dtype", "num_attended"),
@@ -129,8 +137,7 @@ def test_sparse_attention_equals_the_plain_version_and_is_batch_invariant(
 @torch.inference_mode()
 def test_tokens_that_are_not_finite_are_no_danger() -> None:
     case = Case(4, 2, (16, 16), torch.float32)
-    for steps in case.store.planes[2:]:
-        steps[0, :, 100:600] = torch.nan
+    _spoil(case.store, 0, 100, 600)
     case.query[3] = torch.nan
     output = case.run(40, None, None, slice(0, 4))
     assert output[1].isfinite().all()

@@ -91,6 +91,7 @@ def _continue(backend: TorchBackend, *lengths: int) -> list[Request]:
     [
         *(("llama", policy) for policy in POLICIES),
         *((model, "snapstream") for model in ("gemma2", "lfm2", "falcon-h1", "qwen3-next")),
+        *((model, "sparse") for model in ("gemma2", "deepseek-v3", "lfm2")),
     ],
 )
 def test_captured_steps_draw_what_the_cpu_draws(

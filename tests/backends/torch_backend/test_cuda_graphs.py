@@ -29,6 +29,7 @@ POLICIES = {
     "snapkv": PolicyOptions(PolicyName.SNAPKV, num_recent=100, num_kept=20, scorer=SCORER),
     "snapstream": PolicyOptions(num_sink=4, num_recent=120, num_kept=100, scorer=SCORER),
     "snapstream, lent": PolicyOptions(num_sink=2, num_recent=20, num_kept=10, scorer=SCORER, lend_kept=True),
+    "sparse": PolicyOptions(PolicyName.SPARSE, num_sink=2, num_recent=30, num_attended=40),
 }
 RANDOM = replace(GREEDY, temperature=0.9, seed=7)
 SAMPLINGS = (
@@ -102,6 +103,9 @@ def serve_all(backend: TorchBackend) -> list[Request]:
         ("gemma2", "snapstream"),
         ("deepseek-v3", "snapstream"),
         ("lfm2", "snapstream"),
+        ("gemma2", "sparse"),
+        ("deepseek-v3", "sparse"),
+        ("lfm2", "sparse"),
     ],
 )
 def test_tokens_are_those_of_unrecorded_steps(

@@ -116,7 +116,7 @@ def _configure(
     if any(pool.kv_cache_dtype.is_rounded for pool in base.pools):
         raise ValueError("kv_cache_dtype must be auto with backend sn40l, which models slots in bfloat16")
     if any(pool.policy.name is PolicyName.SPARSE for pool in base.pools):
-        raise ValueError(f"policy {PolicyName.SPARSE} needs backend torch on a CPU: sn40l does not model it")
+        raise ValueError(f"policy {PolicyName.SPARSE} needs backend torch: sn40l does not model it")
     inner = other(options.inner)
     simulation = options.simulation(is_draft=base.is_draft)
 

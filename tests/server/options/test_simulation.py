@@ -45,7 +45,7 @@ def test_other_backends_store_no_prompts_in_8_bits(backend: str) -> None:
 
 
 def test_a_simulated_machine_has_no_sparse_pools() -> None:
-    with pytest.raises(OptionError, match=r"^policy sparse needs backend torch on a CPU: sn40l"):
+    with pytest.raises(OptionError, match=r"^policy sparse needs backend torch: sn40l"):
         config_of("--backend", "sn40l", "--policy", "sparse")
 
 

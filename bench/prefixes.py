@@ -2,8 +2,9 @@
 
 Rows: a prompt whose beginning is stored beside one that is new; a new prompt on a server that stores beside
 one that does not; a chat of ten turns, on beside off; a document that is asked ten questions, the later ones
-beside the first; and blocks that a restarted server finds. Other servers of `bench.peers` are measured with
-their own prefix caches, if they are installed. Prompts are random token ids: speed does not depend on them.
+beside the first; a beginning stored in 8 bits beside an exact one; and blocks that a restarted server finds.
+Other servers of `bench.peers` are measured with their own prefix caches, if they are installed. Prompts are
+random token ids: speed does not depend on them.
 
 Usage: `python -m bench.prefixes MODEL_DIR [--scale 1.0] [--vocab-size 31000] [--json FILE]`.
 """
@@ -129,12 +130,14 @@ class Client:
 
     def hit_over_cold(self, sizes: Sizes) -> tuple[float, float]:
         """Return the median times to first token behind a stored beginning, and of new prompts."""
-        hits, cold = [], []
-        for _ in range(NUM_HITS):
-            shared = self.new_ids(sizes.shared)
-            cold.append(self.ask(shared + self.new_ids(sizes.rest)).ttft)
-            hits.append(self.ask(shared + self.new_ids(sizes.rest)).ttft)
+        hits, cold = zip(*(self.hit(sizes) for _ in range(NUM_HITS)), strict=True)
         return statistics.median(hits), statistics.median(cold)
+
+    def hit(self, sizes: Sizes) -> tuple[float, float]:
+        """Return the times to first token behind a stored beginning, and of the prompt that stored it."""
+        shared = self.new_ids(sizes.shared)
+        cold = self.ask(shared + self.new_ids(sizes.rest)).ttft
+        return self.ask(shared + self.new_ids(sizes.rest)).ttft, cold
 
     def chat(self, sizes: Sizes) -> float:
         """Return the seconds of ten turns, each of which sends all turns before it."""
@@ -173,6 +176,8 @@ def our_rows(model: Path, sizes: Sizes, logs: Path) -> Iterator[Row]:
     yield Row("snapserve", "first token of a new prompt: on over off", misses, without)
     chats = stores.chat + stores_second.chat, reads.chat + reads_first.chat
     yield Row("snapserve", "two chats of ten turns: on over off", *chats)
+    rounded = snapserve(model, *slots, "--prefix-cache-dtype", "int8")
+    yield _rounded(rounded, on, sizes, logs)
     yield _restart(model, sizes, logs)
 
 
@@ -199,6 +204,25 @@ def _in_order(first: Server, second: Server, sizes: Sizes, logs: Path) -> tuple[
         chats = [each.chat(sizes) for each in clients]
     of_first, of_second = (Times([times[index] for times in new], chat) for index, chat in enumerate(chats))
     return of_first, of_second
+
+
+def _rounded(rounded: Server, exact: Server, sizes: Sizes, logs: Path) -> Row:
+    """Return the times to first token behind a beginning in 8 bits and behind an exact one, in turns."""
+    with (
+        serving(rounded, logs / "rounded.log") as (one, _),
+        serving(exact, logs / "exact.log") as (other, _),
+        Client(rounded, one, 1, sizes.vocabulary) as client,
+        Client(exact, other, 1, sizes.vocabulary) as beside,
+    ):
+        clients = (client, beside)
+        for each in clients:
+            each.ask(each.new_ids(sizes.rest))
+        hits = [[each.hit(sizes)[0] for each in clients] for _ in range(NUM_HITS)]
+    return Row(
+        "snapserve",
+        "first token: beginning in 8 bits over exact",
+        *map(statistics.median, zip(*hits, strict=True)),
+    )
 
 
 def _new_prompts(client: Client, sizes: Sizes) -> list[list[int]]:

@@ -124,8 +124,8 @@ def _nearest(groups: Tensor, words: Tensor) -> Tensor:
 
 SETTINGS = (
     Setting("exact keys choose, exact rows", lambda rows: rows, lambda rows: rows),
-    Setting("4 bits, uniform (policy sparse)", lambda rows: uniform(rows, 4), lambda rows: uniform(rows, 4)),
-    Setting("4 bits, uniform, a step for 64", uniform_by_part, uniform_by_part),
+    Setting("4 bits, uniform, one step", lambda rows: uniform(rows, 4), lambda rows: uniform(rows, 4)),
+    Setting("4 bits, uniform, a step for 64 (policy sparse)", uniform_by_part, uniform_by_part),
     Setting("4 bits, vectors", lambda rows: vectors(rows, 2), lambda rows: vectors(rows, 2)),
     Setting("2 bits uniform choose, 4 uniform", lambda rows: uniform(rows, 2), lambda rows: uniform(rows, 4)),
     Setting("2 bits vectors choose, 4 vectors", lambda rows: vectors(rows, 4), lambda rows: vectors(rows, 2)),

@@ -69,7 +69,7 @@ def test_settings_are_reported_beside_controls_that_lose(
     document = json.loads(path.read_text())
     rows = {row["setting"]: row for row in document["settings"]}
     assert (document["model"], document["num_layers"], len(rows)) == (DEMO_MODEL.name, 2, len(SETTINGS))
-    exact, levels = rows["exact keys choose, exact rows"], rows["4 bits, uniform (policy sparse)"]
+    exact, levels = rows["exact keys choose, exact rows"], rows["4 bits, uniform, one step"]
     assert exact["key_error"] == exact["value_error"] == 0
     assert exact["share"] == 1
     assert exact["rows_error"] == 0 < levels["rows_error"] < rows["2 bits uniform for all"]["rows_error"]

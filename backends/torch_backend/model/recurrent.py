@@ -2,13 +2,15 @@
 
 The part of a layer that has the state is its mixer. transformers' code computes it, except what is slow on
 a CPU. What it finds as its cache are the states of a call's rows: a cache of this backend copies them out of
-slots or scratches, and back where a row has tokens.
+slots or scratches, and back where a row has tokens. Our step of Mamba-2 updates a slot's states where they
+are, since they are as large as thousands of keys and values.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FunctionType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,16 +40,30 @@ RECURRENT_MODEL_TYPES = frozenset(_MIXERS)
 _CACHE_NAMES = ("past_key_values", "cache_params")  # the parameter of a mixer that takes its cache
 
 
+class LiveStates(NamedTuple):
+    """States in their slots, [row, …]: a step updates those of live rows, `is_live` [row]."""
+
+    states: Tensor
+    is_live: Tensor
+
+
 class RowStates:
     """The states of a call's rows as a mixer reads and updates them, in transformers' words.
 
     `convolution` [row, channel, width] are the last inputs of a convolution, `recurrent` [row, …] is float32.
-    Without states, the rows are at the beginning of their sequences.
+    Without states, the rows are at the beginning of their sequences. With `is_live`, a step finds the
+    recurrent states as `LiveStates`.
     """
 
-    def __init__(self, convolution: Tensor | None = None, recurrent: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        convolution: Tensor | None = None,
+        recurrent: Tensor | None = None,
+        is_live: Tensor | None = None,
+    ) -> None:
         self._convolution = convolution
         self._recurrent = recurrent
+        self._is_live = is_live
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -76,9 +92,15 @@ class RowStates:
         self._convolution = inputs[:, :, -width:]
         return inputs
 
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:  # noqa: ARG002
+    def get_recurrent_state(
+        self,
+        layer_idx: int,  # noqa: ARG002
+        state_idx: int = 0,  # noqa: ARG002
+    ) -> Tensor | LiveStates | None:
         """Return the recurrent state, which a mixer may update in place."""
-        return self._recurrent
+        if self._recurrent is None or self._is_live is None:
+            return self._recurrent
+        return LiveStates(self._recurrent, self._is_live)
 
     def update_recurrent_state(
         self,
@@ -95,8 +117,19 @@ class RowStates:
         return False
 
 
-Mix = Callable[[Tensor, RowStates], Tensor]
-"""Returns a mixer's output [row, token, width] for hidden states of that shape, and updates the states."""
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A mixer as a cache calls it. With `steps_live_states`, its step takes `LiveStates`."""
+
+    mixer: nn.Module
+    forward: FunctionType
+    cache_name: str  # the parameter that takes its cache
+    steps_live_states: bool
+
+    def __call__(self, hidden: Tensor, states: RowStates) -> Tensor:
+        """Return the output [row, token, width] for hidden states of that shape, and update the states."""
+        output: Tensor = self.forward(self.mixer, hidden, **{self.cache_name: states})
+        return output
 
 
 class RecurrentCache(Protocol):
@@ -123,15 +156,19 @@ class RecurrentMixer(nn.Module):
             raise NotImplementedError("a recurrent layer with a mask of padding")
         name = next(name for name in _CACHE_NAMES if name in kwargs)
         cache: RecurrentCache = kwargs[name]  # type: ignore[assignment]
-
-        def run(hidden: Tensor, states: RowStates) -> Tensor:
-            output: Tensor = self._forward(self.mixer, hidden, **{name: states})
-            return output
-
-        return cache.mix(self.layer_idx, run, hidden_states)
+        mix = Mix(self.mixer, self._forward, name, _steps_live_states(self._forward))
+        return cache.mix(self.layer_idx, mix, hidden_states)
 
 
-def _forward_of(mixer: nn.Module) -> Callable[..., Tensor]:
+def _steps_live_states(forward: FunctionType) -> bool:
+    """Return whether a mixer's forward function calls a step of `_STEPS`."""
+    return any(
+        name in forward.__code__.co_names and forward.__globals__.get(name) is step
+        for name, step in _STEPS.items()
+    )
+
+
+def _forward_of(mixer: nn.Module) -> FunctionType:
     """Return the forward function of a mixer, with functions of `_STEPS` and `_CONVOLUTIONS` where they pay.
 
     It is a copy with other globals, so that transformers' models stay as they are. On other devices than a
@@ -192,7 +229,7 @@ def _convolve(
 
 
 def _mamba2_step(
-    state: Tensor,
+    state: Tensor | LiveStates,
     inputs: Tensor,
     time_steps: Tensor,
     rates: Tensor,
@@ -213,12 +250,15 @@ def _mamba2_step(
     """
     assert dt_softplus, "all callers set it"
     num_rows, num_groups, num_numbers = writes.shape
-    grouped = state.view(num_rows, num_groups, -1, inputs.shape[-1], num_numbers)
+    states, is_live = state if isinstance(state, LiveStates) else (state, None)
+    grouped = states.view(num_rows, num_groups, -1, inputs.shape[-1], num_numbers)
     sizes = functional.softplus(time_steps[..., 0] + dt_bias[:, 0].to(time_steps.dtype)).float()
     decay = torch.exp(sizes * rates[:, 0, 0].float())
     added = sizes[..., None] * inputs.float()
     new = grouped * decay.view(num_rows, num_groups, -1, 1, 1)
     new = new + added.view(grouped.shape[:-1])[..., None] * writes[:, :, None, None].float()
+    if is_live is not None:
+        new = torch.where(is_live.view(-1, 1, 1, 1, 1), new, grouped)
     grouped.copy_(new)
     output = (new * reads[:, :, None, None].float()).sum(-1).view(inputs.shape) + inputs.float() * skip
     if z is not None:
@@ -249,8 +289,13 @@ def mix_live_rows(mixer: Mix, hidden: Tensor, slots: Sequence[Tensor], is_live: 
     in place. Shapes do not depend on how many rows are live.
     """
     held = [state[: hidden.shape[0]] for state in slots]
-    states = RowStates(*(state.clone() for state in held))
+    if mixer.steps_live_states:
+        convolution, recurrent = held
+        states = RowStates(convolution.clone(), recurrent, is_live)
+    else:
+        states = RowStates(*(state.clone() for state in held))
     output = mixer(hidden, states)
     for old, new in zip(held, states.tensors, strict=True):
-        old.copy_(torch.where(is_live.view(-1, *(1,) * (old.dim() - 1)), new, old))
+        if new is not old:
+            old.copy_(torch.where(is_live.view(-1, *(1,) * (old.dim() - 1)), new, old))
     return output

@@ -18,7 +18,7 @@ from transformers.models.nemotron_h.configuration_nemotron_h import NemotronHCon
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
 
 from backends.torch_backend.model import recurrent
-from backends.torch_backend.model.recurrent import Mix, RecurrentMixer, RowStates
+from backends.torch_backend.model.recurrent import Mix, RecurrentMixer, RowStates, mix_live_rows
 from backends.torch_backend.torch_private import onednn
 
 ROWS, HEADS, HEAD, NUMBERS, GROUPS, WIDTH = 200, 8, 4, 16, 2, 16
@@ -121,6 +121,38 @@ def test_outputs_and_states_are_those_of_transformers(
     own, others = (run(torch.bfloat16, is_own=is_own) for is_own in (True, False))
     for found, other, exact in zip(own, others, expected, strict=True):
         assert (found - exact).square().mean() <= 1.05 * (other - exact).square().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_in_slots_updates_those_of_live_rows(dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    mixer = falcon(mamba_rms_norm=False).to(dtype).eval()
+    hidden = torch.randn(ROWS, 1, WIDTH, dtype=dtype)
+    before = (
+        torch.randn(ROWS + 1, mixer.conv1d.in_channels, mixer.conv1d.kernel_size[0], dtype=dtype),
+        torch.randn(ROWS + 1, HEADS, HEAD, NUMBERS),
+    )
+    alone = RowStates(*(state[:ROWS].clone() for state in before))
+    is_live = torch.arange(ROWS) != 1
+    slots = tuple(state.clone() for state in before)
+    for states in (slots, before):
+        states[1][1] = torch.nan
+    hidden[1] = torch.nan
+
+    class Slots:
+        def mix(self, layer: int, mixer: Mix, hidden: Tensor) -> Tensor:  # noqa: ARG002
+            assert mixer.steps_live_states
+            return mix_live_rows(mixer, hidden, slots, is_live)
+
+    with torch.no_grad():
+        expected = RecurrentMixer(mixer)(hidden, cache_params=Held(alone))
+        output = RecurrentMixer(mixer)(hidden, cache_params=Slots())
+    assert torch.equal(output[is_live], expected[is_live])
+    for found, updated, old in zip(slots, alone.tensors, before, strict=True):
+        assert torch.equal(found[:ROWS][is_live], updated[is_live])
+        assert not torch.equal(found[:ROWS][is_live], old[:ROWS][is_live])
+        for idle in (1, ROWS):
+            torch.testing.assert_close(found[idle], old[idle], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ writes `long-answers.json`, `.md` and `.png`.
 
 Each policy samples an answer to each request at temperature 1, beyond any end-of-sequence token. A server
 with policy full then reads request and answer. The mean of log p(token, slot) − log p(token, whole cache)
-over the drawn tokens estimates KL(slot ‖ whole cache). The control, a ring of 64 entries, must diverge more.
+over the drawn tokens estimates KL(slot ‖ whole cache). Policy `sparse` holds every token, most of them in 4
+bits, and attends to few. The control, a ring of 64 entries, must diverge more.
 A 4-gram of tokens counts as repeated if the answer had it before. The requests are short: `snapstream` then
 holds what `streaming-llm` does.
 """
@@ -199,6 +200,7 @@ def main() -> int:
     settings = {
         "full": ("--policy", "full"),
         "snapstream": ("--policy", "snapstream", *capacity),
+        "sparse": ("--policy", "sparse"),
         CONTROL: ("--policy", "streaming-llm", "--num-sink", "4", "--num-recent", "64"),
     }
     try:

@@ -25,11 +25,11 @@ def _overlap(expected: set[Triple], found: set[Triple]) -> float:
 def _triples(text: str) -> set[Triple]:
     """Return the (entry, field, value) triples of all flat JSON objects in a text.
 
-    Invalid JSON is ignored.
+    An object's entry is the value of its field `entry` or `person`. Invalid JSON is ignored.
     """
     records = (_record(match.group()) for match in re.finditer(r"\{[^{}]*\}", text))
     return {
-        (str(record.get("entry")), str(field), str(value))
+        (str(record.get("entry", record.get("person"))), str(field), str(value))
         for record in records
         for field, value in record.items()
     }

@@ -3,8 +3,9 @@
 They know no tokenizer, no haystack's length and no position of the question.
 """
 
+import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -15,6 +16,7 @@ from commands.eval.prose.wordings import (
     CODE,
     COLOUR,
     DATE,
+    EXTRACTIONS,
     FIELDS,
     LATEST,
     PERSON,
@@ -117,20 +119,30 @@ class RecordTask:
 
     def draw(self, rng: random.Random, text: str) -> Facts:
         wording = rng.choice(RECORDS)
-        fields = {
-            name: _distinct(value, self.num_records, rng, text) for name, (value, _, _) in FIELDS.items()
-        }
-        people = _distinct(person, self.num_records, rng, text)
-        statements = [
-            wording.format(person=name, **{field: values[index] for field, values in fields.items()})
-            for index, name in enumerate(people)
-        ]
+        records = _records(self.num_records, rng, text)
+        statements = [wording.format(**record) for record in records]
         rng.shuffle(statements)
         field = rng.choice(list(FIELDS))
         _, prefix, questions = FIELDS[field]
-        question = rng.choice(questions).format(person=people[0])
-        answer = fields[field][0]
-        return Facts(statements, question, prefix.format(person=people[0]), answer, (answer,))
+        question = rng.choice(questions).format(**records[0])
+        answer = records[0][field]
+        return Facts(statements, question, prefix.format(**records[0]), answer, (answer,))
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionTask:
+    """Requests all records, each in other words, as JSON (after Text2JSON of arXiv 2604.08426)."""
+
+    name: str = "records"
+    num_records: int = 4
+
+    def draw(self, rng: random.Random, text: str) -> Facts:
+        records = _records(self.num_records, rng, text)
+        wordings = rng.sample(RECORDS, self.num_records)
+        statements = [wording.format(**record) for wording, record in zip(wordings, records, strict=True)]
+        question = rng.choice(EXTRACTIONS).format(count=self.num_records)
+        lines = tuple(json.dumps(record) for record in records)
+        return Facts(statements, question, "[", ", ".join(lines) + "]", lines, Scoring.RECORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +183,7 @@ _SUITE: tuple[ProseTask, ...] = (
     FactTask("among_similar", (CODE, *_WORDS), num_others=7),
     FactTask("long_value", (SERIAL, PHONE)),
     RecordTask(),
+    ExtractionTask(),
     ChangedFactTask(),
     OtherWordsTask(),
 )
@@ -180,6 +193,13 @@ PROSE_TASKS = MappingProxyType({task.name: task for task in _SUITE})
 def _prefix(kind: Kind, key: str) -> str:
     """Return the first words of an answer: the plain statement up to its value."""
     return kind.plain.format(key=key, value="").rstrip()
+
+
+def _records(count: int, rng: random.Random, text: str) -> list[Mapping[str, str]]:
+    """Return records of a person with a value of each of `FIELDS`, all different."""
+    fields = {name: _distinct(value, count, rng, text) for name, (value, _, _) in FIELDS.items()}
+    fields = {"person": _distinct(person, count, rng, text)} | fields
+    return [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
 
 
 def _distinct(draw: Callable[[random.Random], str], count: int, rng: random.Random, text: str) -> list[str]:

@@ -408,6 +408,14 @@ RECORDS = _lines(
     We have given room {room} to {person}, who arrives on {date} and has paid {price}.
     The register says: {person}, arriving {date}, room {room}, bill {price}."""
 )
+EXTRACTIONS = _lines(
+    """Write the {count} bookings in the text as JSON objects with person, room, date and price.
+    Which {count} bookings are in the text? Give each as JSON with person, room, date and price.
+    Extract all {count} bookings as a JSON list. The fields of each are person, room, date and price.
+    List the {count} guests of the text in JSON, each with the keys person, room, date and price.
+    Collect every booking, {count} in all: a JSON list of objects with person, room, date, price.
+    Turn the {count} bookings that the text mentions into JSON: person, room, date and price of each."""
+)
 FIELDS = {
     "room": (
         room,

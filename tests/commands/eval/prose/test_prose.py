@@ -18,6 +18,7 @@ from commands.eval.prose.paraphrases import PARAPHRASES
 from commands.eval.prose.prompts import ProsePromptWriter
 from commands.eval.prose.tasks import PROSE_TASKS
 from commands.eval.scoring import score
+from commands.eval.tasks.case import Case, Scoring
 from server.options.models import DEMO_MODEL
 from server.text.tokenizer import Tokenizer
 
@@ -57,6 +58,12 @@ def test_layouts_share_facts_and_question(name: str) -> None:
         assert (other.question, other.references) == (plain.question, plain.references)
 
 
+def values_of(case: Case) -> list[str]:
+    if case.scoring is Scoring.RECORDS:
+        return [value for record in case.references for value in json.loads(record).values()]
+    return list(case.references)
+
+
 @every_task
 @pytest.mark.parametrize("position", QuestionPosition)
 def test_the_document_has_each_value_once_and_the_perfect_answer_scores(
@@ -64,8 +71,8 @@ def test_the_document_has_each_value_once_and_the_perfect_answer_scores(
 ) -> None:
     for index in range(3):
         prompt = prompt_of(name, index, question_position=position)
-        for reference in prompt.case.references:
-            assert text_of(prompt).count(reference) == 1
+        for value in values_of(prompt.case):
+            assert text_of(prompt).count(value) == 1
         assert score(prompt.case, prompt.case.answer) == 1
         assert score(prompt.case, "") == 0
 

@@ -23,7 +23,12 @@ from backends.torch_backend.forward.stand_in import LayerCall, StandIn, decoder_
 from backends.torch_backend.forward.step import DecodeStep, KindStep
 from backends.torch_backend.model.attention import AttentionOptions
 from backends.torch_backend.model.recurrent import Mix, mix_live_rows
-from backends.torch_backend.native.kernels import Kernels, slot_attention, sparse_attention
+from backends.torch_backend.native.kernels import (
+    Kernels,
+    advance_states,
+    slot_attention,
+    sparse_attention,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +141,7 @@ class _SlotCache(TracedCache):
     num_attended: int
 
     def mix(self, layer: int, mixer: Mix, hidden: Tensor) -> Tensor:  # noqa: ARG002
-        return mix_live_rows(mixer, hidden, self.states, self.is_live)
+        return mix_live_rows(mixer, hidden, self.states, self.is_live, advance_states)
 
     def attend(
         self,

@@ -40,35 +40,40 @@ RECURRENT_MODEL_TYPES = frozenset(_MIXERS)
 _CACHE_NAMES = ("past_key_values", "cache_params")  # the parameter of a mixer that takes its cache
 
 
+class Advance(Protocol):
+    """`advance_states`, or a kernel that does the same."""
+
+    def __call__(
+        self, states: Tensor, is_live: Tensor, decay: Tensor, added: Tensor, writes: Tensor, reads: Tensor
+    ) -> Tensor: ...
+
+
 class LiveStates(NamedTuple):
-    """States in their slots, [row, …]: a step updates those of live rows, `is_live` [row]."""
+    """All slots' states [slot, …]: `advance` steps those of the first ones, where `is_live` [row]."""
 
     states: Tensor
     is_live: Tensor
+    advance: Advance
 
 
 class RowStates:
     """The states of a call's rows as a mixer reads and updates them, in transformers' words.
 
     `convolution` [row, channel, width] are the last inputs of a convolution, `recurrent` [row, …] is float32.
-    Without states, the rows are at the beginning of their sequences. With `is_live`, a step finds the
-    recurrent states as `LiveStates`.
+    Without states, the rows are at the beginning of their sequences. Where a mixer steps `LiveStates`, these
+    are its recurrent states.
     """
 
     def __init__(
-        self,
-        convolution: Tensor | None = None,
-        recurrent: Tensor | None = None,
-        is_live: Tensor | None = None,
+        self, convolution: Tensor | None = None, recurrent: Tensor | LiveStates | None = None
     ) -> None:
         self._convolution = convolution
         self._recurrent = recurrent
-        self._is_live = is_live
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The states that there are, in the order of the constructor's arguments."""
-        return tuple(state for state in (self._convolution, self._recurrent) if state is not None)
+        """The states that there are, in the order of the constructor's arguments, but for `LiveStates`."""
+        return tuple(state for state in (self._convolution, self._recurrent) if isinstance(state, Tensor))
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:  # noqa: ARG002
         """Return a convolution's last inputs, which a mixer may update in place."""
@@ -98,9 +103,7 @@ class RowStates:
         state_idx: int = 0,  # noqa: ARG002
     ) -> Tensor | LiveStates | None:
         """Return the recurrent state, which a mixer may update in place."""
-        if self._recurrent is None or self._is_live is None:
-            return self._recurrent
-        return LiveStates(self._recurrent, self._is_live)
+        return self._recurrent
 
     def update_recurrent_state(
         self,
@@ -249,21 +252,34 @@ def _mamba2_step(
     expand Δ and A from one number a head, so one exponential a head is enough.
     """
     assert dt_softplus, "all callers set it"
-    num_rows, num_groups, num_numbers = writes.shape
-    states, is_live = state if isinstance(state, LiveStates) else (state, None)
-    grouped = states.view(num_rows, num_groups, -1, inputs.shape[-1], num_numbers)
+    is_live = torch.ones(inputs.shape[0], dtype=torch.bool, device=inputs.device)
+    live = state if isinstance(state, LiveStates) else LiveStates(state, is_live, advance_states)
     sizes = functional.softplus(time_steps[..., 0] + dt_bias[:, 0].to(time_steps.dtype)).float()
     decay = torch.exp(sizes * rates[:, 0, 0].float())
     added = sizes[..., None] * inputs.float()
-    new = grouped * decay.view(num_rows, num_groups, -1, 1, 1)
-    new = new + added.view(grouped.shape[:-1])[..., None] * writes[:, :, None, None].float()
-    if is_live is not None:
-        new = torch.where(is_live.view(-1, 1, 1, 1, 1), new, grouped)
-    grouped.copy_(new)
-    output = (new * reads[:, :, None, None].float()).sum(-1).view(inputs.shape) + inputs.float() * skip
+    output = live.advance(live.states, live.is_live, decay, added, writes.float(), reads.float())
+    output = output + inputs.float() * skip
     if z is not None:
         output = output * functional.silu(z.float())
     return output.to(inputs.dtype)
+
+
+def advance_states(
+    states: Tensor, is_live: Tensor, decay: Tensor, added: Tensor, writes: Tensor, reads: Tensor
+) -> Tensor:
+    """Step the states of live rows in place; return the outputs [row, head, channel] from the new ones.
+
+    `states` are [slot, head, channel, number], where row i has slot i, and `is_live` [row]. A state is
+    multiplied by `decay` [row, head], then the product of `added` [row, head, channel] and `writes` [row,
+    group, number] is added. All are float32. An output is the product of the state with `reads` [row, group,
+    number]; those of other rows are never read.
+    """
+    num_rows, num_groups, num_numbers = writes.shape
+    held = states[:num_rows].view(num_rows, num_groups, -1, states.shape[2], num_numbers)
+    new = held * decay.view(num_rows, num_groups, -1, 1, 1)
+    new = new + added.view(held.shape[:-1])[..., None] * writes[:, :, None, None]
+    held.copy_(torch.where(is_live.view(-1, 1, 1, 1, 1), new, held))
+    return (new * reads[:, :, None, None]).sum(-1).view(added.shape)
 
 
 # By transformers' names of the functions that they replace. They are called as those are.
@@ -282,20 +298,21 @@ def replace_recurrent_mixers(model: PreTrainedModel) -> None:
                 setattr(module, name, RecurrentMixer(child))
 
 
-def mix_live_rows(mixer: Mix, hidden: Tensor, slots: Sequence[Tensor], is_live: Tensor) -> Tensor:
+def mix_live_rows(
+    mixer: Mix, hidden: Tensor, slots: Sequence[Tensor], is_live: Tensor, advance: Advance = advance_states
+) -> Tensor:
     """Run a mixer for one token of each of the first slots; return its output [row, 1, width].
 
     `slots` are the states of all slots, [slot, …], of which those of live rows (`is_live` [row]) are updated
-    in place. Shapes do not depend on how many rows are live.
+    in place, by `advance` where the mixer can. Shapes do not depend on how many rows are live.
     """
     held = [state[: hidden.shape[0]] for state in slots]
     if mixer.steps_live_states:
-        convolution, recurrent = held
-        states = RowStates(convolution.clone(), recurrent, is_live)
+        del held[1]
+        states = RowStates(held[0].clone(), LiveStates(slots[1], is_live, advance))
     else:
         states = RowStates(*(state.clone() for state in held))
     output = mixer(hidden, states)
     for old, new in zip(held, states.tensors, strict=True):
-        if new is not old:
-            old.copy_(torch.where(is_live.view(-1, *(1,) * (old.dim() - 1)), new, old))
+        old.copy_(torch.where(is_live.view(-1, *(1,) * (old.dim() - 1)), new, old))
     return output

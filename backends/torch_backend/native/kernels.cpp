@@ -11,6 +11,7 @@
 #include "rotary.h"
 #include "sampling.h"
 #include "slot_attention.h"
+#include "states.h"
 #include "window_votes.h"
 
 TORCH_LIBRARY_IMPL(snapserve, CPU, implementations) {
@@ -22,4 +23,5 @@ TORCH_LIBRARY_IMPL(snapserve, CPU, implementations) {
   implementations.impl("prompt_attention", prompt_attention);
   implementations.impl("window_votes", window_votes);
   implementations.impl("draw", draw);
+  implementations.impl("advance_states", advance_states);
 }

@@ -76,6 +76,10 @@ for _schema in (
         "Tensor entries, Tensor bias, Tensor num_stored, int num_attended, float scaling, float softcap, "
         "Tensor? sinks, *, Tensor? cosines=None, Tensor? sines=None) -> Tensor"
     ),
+    (
+        "advance_states(Tensor(a!) states, Tensor is_live, Tensor decay, Tensor added, Tensor writes, "
+        "Tensor reads) -> Tensor"
+    ),
     "rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor",
     (
         "prompt_attention(Tensor query, Tensor key, Tensor value, Tensor last_seen, int window, "
@@ -120,6 +124,17 @@ def _fake_experts(hidden: Tensor, *_: object, **__: object) -> Tensor:
 @torch.library.register_fake("snapserve::slot_attention", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_slot_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:  # noqa: ARG001
     return query.new_empty(query.shape[0], 1, query.shape[1], value.shape[3])
+
+
+@torch.library.register_fake("snapserve::advance_states", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_advance_states(
+    states: Tensor,  # noqa: ARG001
+    is_live: Tensor,  # noqa: ARG001
+    decay: Tensor,  # noqa: ARG001
+    added: Tensor,
+    *_: Tensor,
+) -> Tensor:
+    return added.new_empty(added.shape)
 
 
 @torch.library.register_fake("snapserve::rotate", lib=_library)  # type: ignore[untyped-decorator]
@@ -323,6 +338,15 @@ def sparse_attention(
     output: Tensor = torch.ops.snapserve.sparse_attention(
         query, key, value, *planes, entries, bias, num_stored, num_attended, scaling, softcap or 0.0, sinks
     )
+    return output
+
+
+def advance_states(
+    states: Tensor, is_live: Tensor, decay: Tensor, added: Tensor, writes: Tensor, reads: Tensor
+) -> Tensor:
+    """Do as `recurrent.advance_states`. A row that is not live has zeros in place of outputs."""
+    rows = (each.contiguous() for each in (decay, added, writes, reads))
+    output: Tensor = torch.ops.snapserve.advance_states(states, is_live, *rows)
     return output
 
 

@@ -247,11 +247,8 @@ def _fill_stores(backend: TorchBackend) -> None:
     for pool in backend.pools:
         for layer in pool.cache.layers:
             if layer.slots.store is not None:
-                *codes, key_steps, value_steps = layer.slots.store.planes
-                for plane in codes:
-                    plane.random_(256)
-                key_steps.fill_(0.25)
-                value_steps.fill_(0.25)
+                for plane in layer.slots.store.planes:  # codes, and steps
+                    plane.fill_(0.25) if plane.is_floating_point() else plane.random_(256)
 
 
 @dataclass(frozen=True, slots=True)

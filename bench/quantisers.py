@@ -37,14 +37,13 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.masking_utils import sdpa_mask
 
 from backends.torch_backend.model.gguf_file import convert
-from cache.low_bits import dequantize, quantize, rotate
+from cache.low_bits import dequantize, part_size, quantize, rotate
 from commands.shared.table import table
 
 NUM_SINK = 4
 NUM_RECENT = 124
 NUM_WORDS = 256
 GROUP = 8  # neighbours that share a landmark
-PART = 64  # values that share a step, where a row has several
 _SAMPLES = 1 << 16
 _ROUNDS = 40  # of Lloyd's algorithm
 
@@ -76,9 +75,9 @@ def uniform(rows: Tensor, bits: int) -> Tensor:
 
 
 def uniform_by_part(rows: Tensor) -> Tensor:
-    """Return rows after 4 bits with a step for each 64 values of a rotated row."""
-    parts = rotate(rows).reshape(-1, min(PART, rows.shape[-1]))
-    return rotate(dequantize(*quantize(parts, 4), 4).view(rows.shape))
+    """Return rows after 4 bits with a step for each part of a rotated row."""
+    parts = torch.unflatten(rotate(rows), -1, (-1, part_size(rows.shape[-1])))
+    return rotate(dequantize(*quantize(parts, 4), 4).flatten(-2))
 
 
 def vectors(rows: Tensor, width: int) -> Tensor:

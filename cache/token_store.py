@@ -46,13 +46,16 @@ class TokenStore:
         def zeros(*sizes: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(*of_slots, *sizes, dtype=dtype, device=device)
 
-        self._parts = [part_size(width) for width in widths]
+        self._part_sizes = [part_size(width) for width in widths]
         entries = num_blocks * BLOCK
         self.planes = (
             zeros(num_blocks, key_width // STORED_TOGETHER, BLOCK, STORED_TOGETHER // 2, dtype=torch.uint8),
             *(zeros(entries, width // 2, dtype=torch.uint8) for width in value_widths),
-            zeros(num_blocks, key_width // self._parts[0], BLOCK, dtype=STEP_DTYPE),
-            *(zeros(entries, width // part_size(width), dtype=STEP_DTYPE) for width in value_widths),
+            zeros(num_blocks, key_width // self._part_sizes[0], BLOCK, dtype=STEP_DTYPE),
+            *(
+                zeros(entries, width // size, dtype=STEP_DTYPE)
+                for width, size in zip(value_widths, self._part_sizes[1:], strict=True)
+            ),
         )
         self._steps = self.planes[len(widths) :]
 
@@ -66,14 +69,14 @@ class TokenStore:
         for steps in self._steps:
             steps[slot].zero_()
 
-    def write(self, slots: Tensor, entries: Tensor, key: Tensor, *value: Tensor) -> None:
-        """Store tokens: `slots` and `entries` [token], `key` and `value` [token, kv_head, width]."""
+    def write(self, slots: Tensor, entries: Tensor, keys: Tensor, *values: Tensor) -> None:
+        """Store tokens: `slots` and `entries` [token], `keys` and `values` [token, kv_head, width]."""
         block, place = entries // BLOCK, entries % BLOCK
-        codes, steps = self._quantize(0, key)
+        codes, steps = self._quantize(0, keys)
         codes = torch.unflatten(codes.flatten(2), -1, (-1, 2, STORED_TOGETHER // 2))
         self.planes[0][slots, :, block, :, place] = codes[..., 0, :] | codes[..., 1, :] << BITS
         self._steps[0][slots, :, block, :, place] = steps
-        for rows in value:
+        for rows in values:
             codes, steps = self._quantize(1, rows)
             low, high = codes.chunk(2, dim=-1)
             self.planes[1][slots, :, entries] = (low | high << BITS).flatten(2)
@@ -81,7 +84,7 @@ class TokenStore:
 
     def _quantize(self, plane: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return codes [token, kv_head, part, size] and steps [token, kv_head, part] of keys or values."""
-        codes, steps = quantize(torch.unflatten(rotate(rows), -1, (-1, self._parts[plane])), BITS)
+        codes, steps = quantize(torch.unflatten(rotate(rows), -1, (-1, self._part_sizes[plane])), BITS)
         return codes, steps[..., 0]
 
     def fill(self, slot: int, keys: Tensor, *values: Tensor) -> None:
@@ -101,7 +104,7 @@ class TokenStore:
 
         Of latents, these are the whole rows.
         """
-        if len(self._parts) == 1:
+        if len(self._part_sizes) == 1:
             packed, steps = self.planes[0][slots], self._steps[0][slots]
             row = torch.arange(packed.shape[0], device=entries.device)[:, None, None]
             head = torch.arange(packed.shape[1], device=entries.device)[:, None]
@@ -111,12 +114,12 @@ class TokenStore:
             plane[slots].gather(2, entries[..., None].expand(-1, -1, -1, plane.shape[3]))
             for plane in (self.planes[1], self._steps[1])
         )
-        packed = torch.unflatten(rows, -1, (-1, self._parts[1] // 2))  # [..., part, size / 2]
+        packed = torch.unflatten(rows, -1, (-1, self._part_sizes[1] // 2))  # [..., part, size / 2]
         codes = torch.cat([packed & 15, packed >> BITS], dim=-1)
         return dequantize(codes, steps[..., None], BITS).flatten(-2)
 
     def _dequantized_keys(self, packed: Tensor, steps: Tensor) -> Tensor:
         """Return keys [..., width] of `packed` [..., width / 8, 4] and `steps` [..., part]."""
         codes = torch.stack([packed & 15, packed >> BITS], dim=-2).flatten(-3)
-        parts = torch.unflatten(codes, -1, (-1, self._parts[0]))
+        parts = torch.unflatten(codes, -1, (-1, self._part_sizes[0]))
         return dequantize(parts, steps[..., None], BITS).flatten(-2)

@@ -42,8 +42,8 @@ def check_stores(config: TorchBackendConfig, layers: Sequence[LayerSpec], model:
         return
     if getattr(model.config, "index_topk", None) is not None:
         raise ValueError(
-            f"policy {PolicyName.SPARSE} is not for {model.config.model_type}, whose own indexer chooses "
-            f"entries: its keys would be rounded"
+            f"policy {PolicyName.SPARSE} is not for {model.config.model_type}: its own indexer chooses "
+            "entries, and would see no stored tokens"
         )
     widths = [plane.width for layer in layers for plane in layer.planes]
     if any(width % STORED_TOGETHER for width in widths):

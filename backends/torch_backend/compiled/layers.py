@@ -45,7 +45,7 @@ class DecodeCall:
     """A layer's call in a decode step, with the tensors that the layer finds in its cache.
 
     `slots` [row] are the rows' slots. `num_attended` is 0 for slots without a store; else the planes of the
-    store are the last four. There are no planes where a layer does not attend.
+    store are the last ones, two for each of the others. There are no planes where a layer does not attend.
     """
 
     call: LayerCall
@@ -63,6 +63,11 @@ class DecodeCall:
         planes = contents[: len(contents) - len(states)]
         kind = layer.of_step(step)
         return cls(call, step.rows, kind, step.is_live, planes, states, _num_attended(layer))
+
+    @property
+    def num_own_planes(self) -> int:
+        """The planes but for those of the store."""
+        return len(self.planes) // 3 if self.num_attended else len(self.planes)
 
     def step_tensors(self) -> list[Tensor]:
         """Return what a step brings for all layers of a kind."""
@@ -105,8 +110,7 @@ class DecodeCall:
         call_specs = [
             InputSpec.of(tensor, _ROW_SIZES if tensor.shape[0] == num_rows else ()) for tensor in call_tensors
         ]
-        num_planes = len(self.planes) - (len(_STORE_SIZES) if self.num_attended else 0)
-        plane_sizes = [*[_PLANE_SIZES] * num_planes, *_STORE_SIZES]
+        plane_sizes = [*[_PLANE_SIZES] * self.num_own_planes, *_STORE_SIZES]
         cache_specs = [
             *(InputSpec.of(*pair) for pair in self._step_inputs()),
             *(InputSpec.of(*pair) for pair in zip(self.planes, plane_sizes, strict=False)),
@@ -236,7 +240,7 @@ class GraphedLayer(StandIn):
 
     def trace(self, decode_call: DecodeCall) -> GraphSource:
         """Return the graph of a decode step's call. Raises GraphError."""
-        if len(decode_call.planes) == 1:
+        if decode_call.num_own_planes == 1:
             raise GraphError("its cache holds latents instead of keys and values")
         call_inputs, cache_inputs = decode_call.specs()
 

@@ -283,7 +283,9 @@ class CacheLayer(CacheLayerMixin):
         held[:, placement.candidates_end :] = True
         if chosen is not None:
             held.scatter_(1, chosen, True)
-        elif placement.num_kept_used == placement.window_start - num_sink:
+        elif (
+            self.kind.policy.store is not None or placement.num_kept_used == placement.window_start - num_sink
+        ):
             held[:] = True
         return held
 

@@ -150,6 +150,7 @@ class RecurrentMixer(nn.Module):
         super().__init__()
         self.mixer = mixer
         self._forward = _forward_of(mixer)
+        self._steps_live_states = _steps_live_states(self._forward)
         self.layer_idx: int = mixer.layer_idx  # type: ignore[assignment]
 
     def forward(
@@ -159,7 +160,7 @@ class RecurrentMixer(nn.Module):
             raise NotImplementedError("a recurrent layer with a mask of padding")
         name = next(name for name in _CACHE_NAMES if name in kwargs)
         cache: RecurrentCache = kwargs[name]  # type: ignore[assignment]
-        mix = Mix(self.mixer, self._forward, name, _steps_live_states(self._forward))
+        mix = Mix(self.mixer, self._forward, name, self._steps_live_states)
         return cache.mix(self.layer_idx, mix, hidden_states)
 
 
@@ -252,8 +253,11 @@ def _mamba2_step(
     expand Δ and A from one number a head, so one exponential a head is enough.
     """
     assert dt_softplus, "all callers set it"
-    is_live = torch.ones(inputs.shape[0], dtype=torch.bool, device=inputs.device)
-    live = state if isinstance(state, LiveStates) else LiveStates(state, is_live, advance_states)
+    if isinstance(state, LiveStates):
+        live = state
+    else:
+        is_live = torch.ones(inputs.shape[0], dtype=torch.bool, device=inputs.device)
+        live = LiveStates(state, is_live, advance_states)
     sizes = functional.softplus(time_steps[..., 0] + dt_bias[:, 0].to(time_steps.dtype)).float()
     decay = torch.exp(sizes * rates[:, 0, 0].float())
     added = sizes[..., None] * inputs.float()

@@ -35,7 +35,8 @@ Tensor advance_states(Tensor& states, const Tensor& is_live, const Tensor& decay
   check("reads", reads, at::kFloat, {num_rows, num_groups, num_numbers});
   Tensor output = at::empty({num_rows, num_heads, num_channels}, decay.options());
   const int64_t heads_per_group = num_heads / num_groups;
-  const int64_t heads_per_thread = std::max<int64_t>(1, kGrain / 4 / std::max<int64_t>(1, num_channels * num_numbers));
+  const int64_t size = std::max<int64_t>(1, num_channels * num_numbers);
+  const int64_t heads_per_thread = std::max<int64_t>(1, kGrain / 4 / size);
   at::parallel_for(0, num_rows * num_heads, heads_per_thread, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / num_heads;

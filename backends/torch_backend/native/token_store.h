@@ -249,7 +249,8 @@ class StoredTokens {
       const int64_t count = std::min(kTileRows, num_heads_ - h);
       for (int64_t i = 0; i < count; ++i) {
         load_rotated(scratch.rotated.data(), group.query + (h + i) * group.query_stride, width_);
-        factors[i] = round_query(&scratch.queries[(h + i) * width_], scratch.rotated.data(), sums + i * num_parts_);
+        int8_t* integers = &scratch.queries[(h + i) * width_];
+        factors[i] = round_query(integers, scratch.rotated.data(), sums + i * num_parts_);
         factors[i] *= group.scaling;
       }
       switch (count) {
@@ -413,8 +414,7 @@ class StoredTokens {
     }
   }
 
-  // Write the weighted sums of a part of the chosen tokens' rotated values, for `heads` heads from head `first`
-  // on.
+  // Write the weighted sums of a part of the chosen tokens' rotated values, for `heads` heads from `first` on.
   template <int64_t heads>
   void mix(Scratch& scratch, int64_t first, int64_t part) const {
     const int64_t half = value_part_ / 2;

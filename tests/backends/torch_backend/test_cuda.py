@@ -134,7 +134,7 @@ def test_quantised_weights(quantization: Quantization, tmp_path: Path) -> None:
     _check_same(_continue(backend, 60, 5), _continue(oracle, 60, 5), 0.05)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "sparse"])  # which is in 4 bits
 @pytest.mark.parametrize("is_captured", [False, True])
 @pytest.mark.parametrize("kind", [KVCacheDtype.INT8, KVCacheDtype.FP8])
 def test_slots_in_8_bits(

@@ -55,3 +55,13 @@ def test_held_tokens_are_the_references(architecture: str, policy: PolicyOptions
 def _indices(bitmap: bytes) -> set[int]:
     bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
     return set(np.flatnonzero(bits).tolist())
+
+
+def test_a_store_holds_all_tokens(tmp_path: Path) -> None:
+    sparse = PolicyOptions(PolicyName.SPARSE, num_sink=2, num_recent=8, num_attended=5)
+    backend = open_backend(save_checkpoint("llama", tmp_path), sparse, max_model_len=96)
+    request = Request(random_prompt(61))
+    Driver(backend, 6).read(request)
+    assert request.kept is not None
+    assert all(_indices(head) == set(range(61)) for heads in request.kept.heads for head in heads)
+    backend.close()

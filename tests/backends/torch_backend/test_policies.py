@@ -60,7 +60,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(
     scope="module",
-    params=[*(("llama", policy) for policy in POLICIES), ("gemma3", "full"), ("gemma3", "snapstream")],
+    params=[
+        *(("llama", policy) for policy in POLICIES),
+        ("gemma3", "full"),
+        ("gemma3", "snapstream"),
+        ("gemma3", "sparse"),
+    ],
     ids="-".join,
 )
 def subject(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Iterator[Subject]:

@@ -36,15 +36,21 @@ def distances(path: Path, policy: PolicyOptions, prompt: list[int]) -> list[floa
     return found[1:]  # prefill drew the first
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "deepseek-v3", "kimi-linear"])
-def test_attending_to_all_differs_from_full_by_rounding_alone(tmp_path: Path, architecture: str) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "most"),
+    # The experts of DeepSeek V3 are chosen by value: rounding may change the choice.
+    [("llama", 0.25), ("qwen3", 0.25), ("gemma3", 0.25), ("deepseek-v3", 0.35), ("kimi-linear", 0.25)],
+)
+def test_attending_to_all_differs_from_full_by_rounding_alone(
+    tmp_path: Path, architecture: str, most: float
+) -> None:
     path = save_checkpoint(architecture, tmp_path, seed=1)
     prompt = random_prompt(120)
     all_errors = distances(path, ALL, prompt)
     few_errors = distances(path, replace(ALL, num_attended=8), prompt)
     lost = distances(path, PolicyOptions(PolicyName.STREAMING_LLM, num_sink=2, num_recent=14), prompt)
     assert 0 < sum(all_errors) < sum(few_errors) < sum(lost)
-    assert sum(all_errors) < 0.35 * sum(lost)
+    assert sum(all_errors) < most * sum(lost)
 
 
 @pytest.mark.long
@@ -86,9 +92,13 @@ def test_a_step_after_the_last_token_that_fits_harms_no_one(tmp_path: Path) -> N
     assert neighbour.outputs == alone.outputs
 
 
-def refused(path: Path, message: str, device: DeviceName = DeviceName.CPU, **options: object) -> None:
+def refused(path: Path, message: str, **options: object) -> None:
     config = TorchBackendConfig(
-        str(path), device=device, dtype=DtypeName.FLOAT32, pools=(PoolOptions(2, ALL),), max_model_len=64
+        str(path),
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
+        pools=(PoolOptions(2, ALL),),
+        max_model_len=64,
     )
     with pytest.raises(ValueError, match=message):
         TorchBackend(replace(config, **options))  # type: ignore[arg-type]
@@ -97,7 +107,7 @@ def refused(path: Path, message: str, device: DeviceName = DeviceName.CPU, **opt
 def test_a_model_with_an_indexer_is_refused(tmp_path: Path) -> None:
     refused(
         save_checkpoint("deepseek-v32", tmp_path),
-        "policy sparse is not for deepseek_v32, whose own indexer chooses entries",
+        "policy sparse is not for deepseek_v32: its own indexer chooses entries",
     )
 
 

@@ -223,8 +223,8 @@ def _sparse_arguments() -> dict[str, Any]:
         "values": torch.zeros(3, 2, 10, 8),
         "key_codes": torch.zeros(3, 2, 2, 1, 16, 4, dtype=torch.uint8),
         "value_codes": torch.zeros(3, 2, 32, 4, dtype=torch.uint8),
-        "key_steps": torch.zeros(3, 2, 32).bfloat16(),
-        "value_steps": torch.zeros(3, 2, 32).bfloat16(),
+        "key_steps": torch.zeros(3, 2, 2, 1, 16).bfloat16(),
+        "value_steps": torch.zeros(3, 2, 32, 1).bfloat16(),
         "num_stored": torch.tensor([0, 32]),
         "num_attended": 5,
     }
@@ -247,7 +247,14 @@ def _sparse_arguments() -> dict[str, Any]:
         ),
         ({"value_codes": torch.zeros(3, 2, 32, 4)}, "value_codes must have dtype Byte, got Float"),
         ({"key_steps": torch.zeros(3, 2, 32)}, "key_steps must have dtype BFloat16, got Float"),
-        ({"value_steps": torch.zeros(3, 2, 31).bfloat16()}, "value_steps must have shape [3, 2, 32], got"),
+        (
+            {"key_steps": torch.zeros(3, 2, 2, 16, 1).bfloat16()},
+            "key_steps must have shape [3, 2, 2, 1, 16], got [3, 2, 2, 16, 1]",
+        ),
+        (
+            {"value_steps": torch.zeros(3, 2, 31, 1).bfloat16()},
+            "value_steps must have shape [3, 2, 32, 1], got",
+        ),
         ({"num_stored": torch.tensor([0])}, "num_stored must have shape [2], got [1]"),
         ({"num_stored": torch.tensor([-1, 32])}, "num_stored must be in [0, 32], got -1 in row 0"),
         ({"num_stored": torch.tensor([0, 33])}, "num_stored must be in [0, 32], got 33 in row 1"),
@@ -389,3 +396,36 @@ def _draw_arguments() -> dict[str, Any]:
 @torch.inference_mode()
 def test_draw_names_the_wrong_argument(changes: dict[str, Any], message: str) -> None:
     _assert_refused("draw", _draw_arguments(), changes, message)
+
+
+def _state_arguments() -> dict[str, Any]:
+    """Return 2 rows of 6 heads of 4 channels, in 3 slots, with 2 groups of 8 numbers."""
+    return {
+        "states": torch.zeros(3, 6, 4, 8),
+        "is_live": torch.ones(2, dtype=torch.bool),
+        "decay": torch.zeros(2, 6),
+        "added": torch.zeros(2, 6, 4),
+        "writes": torch.zeros(2, 2, 8),
+        "reads": torch.zeros(2, 2, 8),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"states": torch.zeros(3, 6, 32)},
+            "states must have 4 dimensions [slot, head, channel, number], got",
+        ),
+        ({"states": torch.zeros(1, 6, 4, 8)}, "states must have a slot for each of 2 rows, got 1"),
+        ({"states": torch.zeros(3, 6, 4, 8).bfloat16()}, "states must have dtype Float, got BFloat16"),
+        ({"is_live": torch.ones(2)}, "is_live must have dtype Bool, got Float"),
+        ({"decay": torch.zeros(2, 5)}, "decay must have shape [2, 6], got [2, 5]"),
+        ({"added": torch.zeros(2, 4, 6).mT}, "added must be contiguous, got shape [2, 6, 4]"),
+        ({"writes": torch.zeros(2, 4, 8)}, "writes must have groups of equally many of 6 heads, got 4"),
+        ({"reads": torch.zeros(2, 3, 8)}, "reads must have shape [2, 2, 8], got [2, 3, 8]"),
+    ],
+)
+@torch.inference_mode()
+def test_advance_states_names_the_wrong_argument(changes: dict[str, Any], message: str) -> None:
+    _assert_refused("advance_states", _state_arguments(), changes, message)

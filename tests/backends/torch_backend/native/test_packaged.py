@@ -59,7 +59,7 @@ def test_kernels_without_bfloat16_instructions_pass_the_same_tests(name: str, tm
     library = tmp_path / "kernels.so"
     build_kernels(library, name)
     native = Path(__file__).parent
-    tests = [native / f"test_{name}.py" for name in ("draws", "kernels", "sparse_attention")]
+    tests = [native / f"test_{name}.py" for name in ("draws", "kernels", "sparse_attention", "states")]
     tests += [native.parent / "model" / f"test_{name}.py" for name in QUANTIZED]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests)],

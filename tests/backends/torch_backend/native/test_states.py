@@ -48,11 +48,3 @@ def test_states_and_outputs_are_those_of_the_plain_version(
     of_row = advance_states(alone, is_live[2:], *(each[2:] for each in inputs))
     assert torch.equal(of_row[0], output[2])
     assert torch.equal(alone[0], found[2])
-
-
-def test_unequal_groups_of_heads_are_refused() -> None:
-    rows = torch.zeros(1, 4, 8)
-    with pytest.raises(RuntimeError, match="writes must have groups of equally many of 6 heads, got 4"):
-        advance_states(
-            torch.zeros(1, 6, 2, 8), torch.ones(1).bool(), torch.zeros(1, 6), torch.zeros(1, 6, 2), rows, rows
-        )

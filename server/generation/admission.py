@@ -150,8 +150,9 @@ def _engine_request(
         num_forced = max(len(prompt) - options.num_prefill_tokens, 0)
     pool = _pool_index(task, len(prompt), num_forced, context.pool, spec)
     stop = _stop_criteria(task, _room(task, len(prompt), num_forced, pool, spec), services)
+    read = prompt[: options.num_prefill_tokens]  # the policy must not know what decode reads later
     paragraph = echoed(
-        question or Question(prompt, prompt),
+        question or Question(read, read),
         services.renderer.vocabulary,
         spec.pools[pool].policy.num_echoed,
     )

@@ -58,7 +58,7 @@ def chat_task(
             structure=turn.structure,
             thinking=turn.thinking,
             kept_token_ids=turn.kept_token_ids,
-            question=turn.question,
+            question=turn.question if request.num_prefill_tokens is None else None,
             prediction=await _prediction(request, renderer, spec),
             source=None if request.add_special_tokens else turn.source,
         )

@@ -75,6 +75,25 @@ def test_a_completions_question_may_be_named(
     assert question_of(running, renderer, "/v1/completions", **body) == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": f"{TEXT}\n\nWhat does Ben keep?"}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": f"{TEXT}\n\nWhat does Ben keep?"}]},
+        ),
+    ],
+)
+def test_what_decode_reads_is_no_question(
+    running: RunningServer, renderer: Renderer, path: str, body: dict[str, Any]
+) -> None:
+    assert question_of(running, renderer, path, **body) == "What does Ben keep?"
+    shortened = question_of(running, renderer, path, **body, num_prefill_tokens=12)
+    assert "What" not in shortened
+    assert "Anna" in shortened
+
+
 def test_a_token_outside_the_vocabulary_is_refused(running: RunningServer) -> None:
     response = httpx.post(
         f"{running.url}/v1/completions", json={"model": MODEL, "max_tokens": 1, "prompt": [5, 10**6]}

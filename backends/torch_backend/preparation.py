@@ -12,6 +12,7 @@ from backends.torch_backend.model.allocation import returning_memory
 from backends.torch_backend.model.experts import has_experts, replace_experts
 from backends.torch_backend.model.fingerprint import fingerprint
 from backends.torch_backend.model.latent import replace_latent_attention
+from backends.torch_backend.model.layer_types import order_layer_types
 from backends.torch_backend.model.lengths import settle_frequencies
 from backends.torch_backend.model.linear import KINDS, replace_all_linears
 from backends.torch_backend.model.loading import load_model
@@ -55,6 +56,7 @@ def prepare_model(
         is_archived = config.prefix_cache_dir is not None
         facts = (config.quantization, _ROUNDED, BLOCK_TOKENS)
         name = fingerprint(model, *facts) if is_archived else ""
+        order_layer_types(model)
         replace_latent_attention(model)
         replace_recurrent_mixers(model)
         layers = probe_layers(model)

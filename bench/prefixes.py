@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -189,18 +190,24 @@ class Times:
     chat: float
 
 
-def _in_order(first: Server, second: Server, sizes: Sizes, logs: Path) -> tuple[Times, Times]:
-    """Start two servers in this order, and measure both in turns."""
+@contextmanager
+def _two_clients(first: Server, second: Server, sizes: Sizes, logs: Path) -> Iterator[tuple[Client, Client]]:
+    """Start two servers in this order. Each has answered once, since a first request is slower."""
     with (
         serving(first, logs / "first.log") as (one, _),
         serving(second, logs / "second.log") as (other, _),
         Client(first, one, 1, sizes.vocabulary) as client,
         Client(second, other, 1, sizes.vocabulary) as beside,
     ):
-        clients = (client, beside)
-        for each in clients:
+        for each in (client, beside):
             each.ask(each.new_ids(sizes.rest))
-        new = [[each.ask(ids).ttft for each in clients] for ids in _new_prompts(client, sizes)]
+        yield client, beside
+
+
+def _in_order(first: Server, second: Server, sizes: Sizes, logs: Path) -> tuple[Times, Times]:
+    """Start two servers in this order, and measure both in turns."""
+    with _two_clients(first, second, sizes, logs) as clients:
+        new = [[each.ask(ids).ttft for each in clients] for ids in _new_prompts(clients[0], sizes)]
         chats = [each.chat(sizes) for each in clients]
     of_first, of_second = (Times([times[index] for times in new], chat) for index, chat in enumerate(chats))
     return of_first, of_second
@@ -208,15 +215,7 @@ def _in_order(first: Server, second: Server, sizes: Sizes, logs: Path) -> tuple[
 
 def _rounded(rounded: Server, exact: Server, sizes: Sizes, logs: Path) -> Row:
     """Return the times to first token behind a beginning in 8 bits and behind an exact one, in turns."""
-    with (
-        serving(rounded, logs / "rounded.log") as (one, _),
-        serving(exact, logs / "exact.log") as (other, _),
-        Client(rounded, one, 1, sizes.vocabulary) as client,
-        Client(exact, other, 1, sizes.vocabulary) as beside,
-    ):
-        clients = (client, beside)
-        for each in clients:
-            each.ask(each.new_ids(sizes.rest))
+    with _two_clients(rounded, exact, sizes, logs) as clients:
         hits = [[each.hit(sizes)[0] for each in clients] for _ in range(NUM_HITS)]
     return Row(
         "snapserve",

@@ -1,4 +1,4 @@
-"""Types of layers come in one order, whatever the hashes of their names are in this process."""
+"""Types of layers come in the same order in processes that hash their names differently."""
 
 import os
 import subprocess

@@ -37,7 +37,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.masking_utils import sdpa_mask
 
 from backends.torch_backend.model.gguf_file import convert
-from cache.low_bits import dequantize, part_size, quantize, rotate
+from cache.layout import part_size
+from cache.low_bits import dequantize, quantize, rotate
 from commands.shared.table import table
 
 NUM_SINK = 4

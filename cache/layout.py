@@ -11,6 +11,11 @@ two equal.
 
 from dataclasses import dataclass
 
+STORE_BITS = 4  # of a value in the store behind a ring
+_STEP_BYTES = 2
+_LARGEST_PART = 64
+_SMALLEST_PART = 32
+
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
@@ -70,6 +75,26 @@ class StoreLayout:
                 f"num_attended must be from 1 to the store's {self.num_tokens} tokens, "
                 f"got {self.num_attended}"
             )
+
+
+def rotation_size(width: int) -> int:
+    """Return how many neighbouring values of a row are rotated together: a power of two that divides it."""
+    return width & -width
+
+
+def part_size(width: int) -> int:
+    """Return how many neighbouring values of a rotated row share a step: 64 or 32 of them, or all.
+
+    The largest of many values makes a large step. Values that are not rotated together differ in size: those
+    of a latent and of its rotary key.
+    """
+    size = min(rotation_size(width), _LARGEST_PART)
+    return size if size >= _SMALLEST_PART else width
+
+
+def stored_row_bytes(width: int) -> int:
+    """Return the bytes of one token's row of `width` values in a store: its codes and steps."""
+    return width * STORE_BITS // 8 + width // part_size(width) * _STEP_BYTES
 
 
 @dataclass(frozen=True, slots=True)

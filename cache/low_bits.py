@@ -10,27 +10,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-STEP_DTYPE = torch.bfloat16
-_LARGEST_PART = 64
-_SMALLEST_PART = 32
+from cache.layout import rotation_size
 
+STEP_DTYPE = torch.bfloat16
 # The distance between 4 levels that has the least squared error on a normal distribution, in deviations.
 _STEP_OF_2_BITS = 0.9957
-
-
-def rotation_size(width: int) -> int:
-    """Return how many neighbouring values of a row are rotated together: a power of two that divides it."""
-    return width & -width
-
-
-def part_size(width: int) -> int:
-    """Return how many neighbouring values of a rotated row share a step: 64 or 32 of them, or all.
-
-    The largest of many values makes a large step. Values that are not rotated together differ in size: those
-    of a latent and of its rotary key.
-    """
-    size = min(rotation_size(width), _LARGEST_PART)
-    return size if size >= _SMALLEST_PART else width
 
 
 def rotate(rows: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cache.low_bits import STEP_DTYPE, dequantize, part_size, quantize, rotate
+from cache.layout import STORE_BITS, part_size
+from cache.low_bits import STEP_DTYPE, dequantize, quantize, rotate
 
-BITS = 4
 BLOCK = 16  # keys of a block: the kernel scores as many at once
 STORED_TOGETHER = 8  # neighbouring numbers of a key, which share 4 bytes of its block
 
@@ -74,17 +74,17 @@ class TokenStore:
         block, place = entries // BLOCK, entries % BLOCK
         codes, steps = self._quantize(0, keys)
         codes = torch.unflatten(codes.flatten(2), -1, (-1, 2, STORED_TOGETHER // 2))
-        self.planes[0][slots, :, block, :, place] = codes[..., 0, :] | codes[..., 1, :] << BITS
+        self.planes[0][slots, :, block, :, place] = codes[..., 0, :] | codes[..., 1, :] << STORE_BITS
         self._steps[0][slots, :, block, :, place] = steps
         for rows in values:
             codes, steps = self._quantize(1, rows)
             low, high = codes.chunk(2, dim=-1)
-            self.planes[1][slots, :, entries] = (low | high << BITS).flatten(2)
+            self.planes[1][slots, :, entries] = (low | high << STORE_BITS).flatten(2)
             self._steps[1][slots, :, entries] = steps
 
     def _quantize(self, plane: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return codes [token, kv_head, part, size] and steps [token, kv_head, part] of keys or values."""
-        codes, steps = quantize(torch.unflatten(rotate(rows), -1, (-1, self._part_sizes[plane])), BITS)
+        codes, steps = quantize(torch.unflatten(rotate(rows), -1, (-1, self._part_sizes[plane])), STORE_BITS)
         return codes, steps[..., 0]
 
     def fill(self, slot: int, keys: Tensor, *values: Tensor) -> None:
@@ -115,11 +115,11 @@ class TokenStore:
             for plane in (self.planes[1], self._steps[1])
         )
         packed = torch.unflatten(rows, -1, (-1, self._part_sizes[1] // 2))  # [..., part, size / 2]
-        codes = torch.cat([packed & 15, packed >> BITS], dim=-1)
-        return dequantize(codes, steps[..., None], BITS).flatten(-2)
+        codes = torch.cat([packed & 15, packed >> STORE_BITS], dim=-1)
+        return dequantize(codes, steps[..., None], STORE_BITS).flatten(-2)
 
     def _dequantized_keys(self, packed: Tensor, steps: Tensor) -> Tensor:
         """Return keys [..., width] of `packed` [..., width / 8, 4] and `steps` [..., part]."""
-        codes = torch.stack([packed & 15, packed >> BITS], dim=-2).flatten(-3)
+        codes = torch.stack([packed & 15, packed >> STORE_BITS], dim=-2).flatten(-3)
         parts = torch.unflatten(codes, -1, (-1, self._part_sizes[0]))
-        return dequantize(parts, steps[..., None], BITS).flatten(-2)
+        return dequantize(parts, steps[..., None], STORE_BITS).flatten(-2)

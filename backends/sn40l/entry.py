@@ -15,7 +15,6 @@ from backends.sn40l.backend import SimulationConfig
 from backends.sn40l.description.hardware import load_machine, machine_names
 from backends.sn40l.description.model_config import load_model, model_names
 from backends.timed import parse_fault
-from cache.policy import PolicyName
 
 
 class InnerName(enum.StrEnum):
@@ -115,8 +114,6 @@ def _configure(
         raise ValueError("prefix_cache_dtype must be auto with backend sn40l, which models it in bfloat16")
     if any(pool.kv_cache_dtype.is_rounded for pool in base.pools):
         raise ValueError("kv_cache_dtype must be auto with backend sn40l, which models slots in bfloat16")
-    if any(pool.policy.name is PolicyName.SPARSE for pool in base.pools):
-        raise ValueError(f"policy {PolicyName.SPARSE} needs backend torch: sn40l does not model it")
     inner = other(options.inner)
     simulation = options.simulation(is_draft=base.is_draft)
 

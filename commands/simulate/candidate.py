@@ -117,7 +117,11 @@ class Candidate:
     def resident(self, load: Load) -> int:
         """Return the entries that a sequence holds on average."""
         held = self.num_read(load.mean_prompt) + round(load.mean_output / 2)
-        return max(1, min(held, self.policy.layout.capacity))
+        return max(1, min(held, self.policy.capacity))
+
+    def shape(self, load: Load, num_slots: int) -> DecodeShape:
+        """Return slots as memory is charged for them."""
+        return DecodeShape.of(self.policy, num_slots, self.resident(load) if self.is_paged else None)
 
     def prompt_seconds(self, load: Load) -> float:
         """Return how long a prompt is read, on average over the models."""
@@ -140,8 +144,8 @@ class Candidate:
 
     def _step_seconds(self, load: Load) -> float:
         pads = self.deployment.machine.pads_decode
-        entries = self.policy.layout.capacity if pads else self.resident(load)
-        return token_seconds(self.deployment, DecodeShape(self.num_slots, entries), self.speculation)
+        shape = DecodeShape.of(self.policy, self.num_slots, None if pads else self.resident(load))
+        return token_seconds(self.deployment, shape, self.speculation)
 
     def request_seconds(self, load: Load) -> float:
         """Return the machine's seconds for a mean request, if all slots decode.
@@ -245,8 +249,8 @@ class Candidate:
                 end = start + copying + self.read_seconds(arrival.num_prompt_tokens, num_restored)
                 blocks.store(arrival, end)
             heapq.heappush(free, end)
-            held = min(size, self.policy.layout.capacity)
-            end += self.deployment.model.cache_bytes(held) / links
+            held = DecodeShape.of(self.policy, 1, min(size, self.policy.capacity))
+            end += held.sequence_bytes(self.deployment.model) / links
             changed = replace(arrival, time=end, num_prompt_tokens=size, hash_ids=())
             found.append(replace(changed, seconds_elsewhere=end - arrival.time))
         return sorted(found, key=lambda arrival: arrival.time), total_restored
@@ -254,8 +258,7 @@ class Candidate:
 
 def fits(candidate: Candidate, load: Load) -> bool:
     """Return whether the slots fit. Activations of a verification are larger than those of a step."""
-    entries = candidate.resident(load) if candidate.is_paged else candidate.policy.layout.capacity
-    shape = DecodeShape(candidate.num_slots, entries)
+    shape = candidate.shape(load, candidate.num_slots)
     try:
         for one in candidate.deployments:
             token_seconds(one, shape, candidate.speculation)

@@ -130,9 +130,9 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
         )
     ]
     if not tried:
-        smallest = min(policy.layout.capacity for policy in policies)
+        slots = [DecodeShape.of(policy, 1) for policy in policies]
         try:
-            fitting(sized[-1], DecodeShape(1, smallest))
+            fitting(sized[-1], min(slots, key=lambda slot: slot.sequence_bytes(sized[-1].model)))
         except DoesNotFitError as error:
             raise _too_large(options, sized, error) from error
     found = [carry_most(candidate, load, limits, machine_file) for candidate in tried]
@@ -241,7 +241,7 @@ def _cells(row: _Row, tokens_per_step: float) -> tuple[str, ...]:
         str(row.replicas),
         split,
         candidate.policy.name,
-        str(candidate.policy.layout.capacity),
+        str(candidate.policy.capacity),
         str(candidate.num_slots),
         f"{one.users:.1f}",
         f"{one.rate:.3g}",
@@ -346,7 +346,7 @@ def _values(row: _Row, tokens_per_step: float) -> dict[str, Any]:
         "num_prefill_sockets": one.num_sockets - candidate.deployment.num_all_sockets,
         "execution": candidate.deployment.execution,
         "policy": candidate.policy.name,
-        "slot_capacity": candidate.policy.layout.capacity,
+        "slot_capacity": candidate.policy.capacity,
         "num_slots": candidate.num_slots,
         "users": one.users,
         "requests_per_second": one.rate,

@@ -113,15 +113,9 @@ def candidate_of(
 
 
 def policy_of(name: PolicyName, slot_capacity: int) -> PolicyOptions:
-    """Return a policy with slots of `slot_capacity` entries. The policy full keeps every token instead.
-
-    Raises `OptionError` for a policy that the simulator does not model.
-    """
-    if name is PolicyName.SPARSE:
-        raise OptionError(
-            f"policy {name} is not simulated: its steps read few of the tokens that a slot holds"
-        )
-    return PolicyOptions(name, slot_capacity=None if name is PolicyName.FULL else slot_capacity)
+    """Return a policy with slots of `slot_capacity` entries. `full` and `sparse` hold every token instead."""
+    holds_all = name in (PolicyName.FULL, PolicyName.SPARSE)
+    return PolicyOptions(name, slot_capacity=None if holds_all else slot_capacity)
 
 
 def prompt_store(

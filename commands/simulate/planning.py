@@ -82,8 +82,8 @@ def candidates(
     choices.
     """
     base = replace(options.on(deployment), policy=policy, num_slots=1)
-    entries = base.resident(load) if base.is_paged else policy.layout.capacity
-    most = min(max_batch(one, entries) for one in base.deployments)
+    slot = base.shape(load, 1)
+    most = min(max_batch(one, slot) for one in base.deployments)
     counts = {2**power for power in range(most.bit_length()) if 2**power <= most} | (
         {most} if most else set()
     )

@@ -41,8 +41,8 @@ def replay_answer(options: ReplayOptions) -> Answer:
     try:
         record = candidate.play(arrivals, load, collapses=options.collapse, sample_interval=_SAMPLE_INTERVAL)
     except DoesNotFitError as error:
-        entries = candidate.resident(load) if candidate.is_paged else policy.layout.capacity
-        most = min(max_batch(one, entries) for one in candidate.deployments)
+        slot = candidate.shape(load, 1)
+        most = min(max_batch(one, slot) for one in candidate.deployments)
         raise OptionError(f"{error}; --num-slots {most} would fit" if most else f"{error}") from error
     wall = time.perf_counter() - started
     _write_series(options, record)

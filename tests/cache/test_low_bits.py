@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.low_bits import dequantize, quantize, rotate, rotation_size
+from cache.layout import rotation_size
+from cache.low_bits import dequantize, quantize, rotate
 
 WIDTHS = st.sampled_from([1, 2, 3, 8, 24, 64, 80, 128])
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cache.low_bits import dequantize, part_size, quantize, rotate
+from cache.layout import part_size, stored_row_bytes
+from cache.low_bits import dequantize, quantize, rotate
 from cache.token_store import TokenStore
 
 NUM_SLOTS = 3
@@ -49,6 +50,12 @@ def test_a_prompt_and_the_tokens_after_it(num_tokens: int, num_filled: int, seed
     assert torch.equal(all_values(store)[1], expected(values))
     assert not store.keys(slice(0, 1)).any()
     assert not store.keys(slice(2, 3))[:, :, :num_filled].any()
+
+
+@pytest.mark.parametrize("widths", [(64, 192), (8, 96), (128, 128), (576,)])
+def test_bytes_of_a_row(widths: tuple[int, ...]) -> None:
+    store = TokenStore(31, 1, 1, widths, "cpu")  # with the spare entry, two blocks
+    assert sum(plane.nbytes for plane in store.planes) == 32 * sum(map(stored_row_bytes, widths))
 
 
 def test_chosen_entries_of_several_slots() -> None:

@@ -50,7 +50,7 @@ def evaluate(
 
     Raises DoesNotFitError.
     """
-    shape = DecodeShape(num_slots, policy.layout.capacity)
+    shape = DecodeShape.of(policy, num_slots)
     step = decode_step(deployment, shape)
     compression = compression_of(policy, context)
     # Prefill has no loop over layers: its kernels are long, and their gaps cost little.

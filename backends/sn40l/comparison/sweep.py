@@ -60,7 +60,7 @@ def sweep(
             context,
             num_sockets,
             policy.name,
-            policy.layout.capacity,
+            policy.capacity,
             execution,
             option,
             missing,

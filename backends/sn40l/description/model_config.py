@@ -13,6 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from cache.layout import stored_row_bytes
+
 
 class ModelConfigError(ValueError):
     """A config.json that does not describe a model which this module understands."""
@@ -38,6 +40,7 @@ class Attention:
     num_heads: int
     num_kv_heads: int  # heads of the cache: 1 for a latent
     cache_width: int  # elements that a token leaves in the cache
+    key_width: int  # of these, elements of keys: all of a latent's are both key and value
     expanded_width: int  # elements of a token's keys and values while a prompt is read
     prefill_width: int  # multiply-adds of a head for one query and one key, scores and values together
     decode_width: int  # the same, over the cached form
@@ -46,6 +49,19 @@ class Attention:
     def num_entries(self, capacity: int) -> int:
         """Return the cache entries of a slot of this capacity: a sliding window bounds them."""
         return capacity if self.window is None else min(capacity, self.window)
+
+    @property
+    def score_width(self) -> int:
+        """Multiply-adds of a head's score for one query and one key in the cache."""
+        return self.key_width // self.num_kv_heads
+
+    @property
+    def stored_bytes(self) -> float:
+        """Bytes that a token leaves in a store of policy sparse.
+
+        Values are as wide as keys, or part of them.
+        """
+        return self.cache_width / self.score_width * stored_row_bytes(self.score_width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +453,7 @@ def _grouped_attention(config: dict[str, Any], index: int) -> Attention:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         cache_width=2 * num_kv_heads * head_dim,
+        key_width=num_kv_heads * head_dim,
         expanded_width=2 * num_kv_heads * head_dim,
         prefill_width=2 * head_dim,
         decode_width=2 * head_dim,
@@ -471,6 +488,7 @@ def _latent_attention(config: dict[str, Any]) -> Attention:
         num_heads=heads,
         num_kv_heads=1,
         cache_width=rank + rope,
+        key_width=rank + rope,
         expanded_width=heads * (nope + rope + value),
         prefill_width=nope + rope + value,
         decode_width=rank + rope + rank,

@@ -27,7 +27,7 @@ def values() -> dict[str, Value]:
             8 * m["sn40l"].ddr_bandwidth / m["dgx-h100"].ddr_bandwidth
         ),
         "405B sequences on a DGX H100": lambda m: float(
-            max_batch(Deployment(model_of("llama-3.1-405b"), m["dgx-h100"], 8), 4096)
+            max_batch(Deployment(model_of("llama-3.1-405b"), m["dgx-h100"], 8), DecodeShape(1, 4096))
         ),
     }
 

@@ -94,7 +94,7 @@ def _scaling(machine: Machine) -> list[float]:
     names = [
         name
         for name in LISTED_MODELS
-        if max_batch(Deployment(model_of(name), machine, 8), _CONTEXT, limit=1) > 0
+        if max_batch(Deployment(model_of(name), machine, 8), DecodeShape(1, _CONTEXT), limit=1) > 0
     ]
     return [rate_of(machine, name, 16, _LOOPED) / rate_of(machine, name, 8, _FUSED) for name in names]
 

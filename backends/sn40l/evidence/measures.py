@@ -113,7 +113,7 @@ def table_5_rate(machine: Machine, batch: int, capacity: int) -> float:
 
 def table_5_batch(machine: Machine, capacity: int) -> int:
     """Return the largest batch of DeepSeek-R1 on 16 sockets."""
-    return max_batch(Deployment(model_of("deepseek-r1"), machine, 16), capacity)
+    return max_batch(Deployment(model_of("deepseek-r1"), machine, 16), DecodeShape(1, capacity))
 
 
 def r1_prefill(machine: Machine, num_tokens: int, compression: Compression | None = None) -> Step:

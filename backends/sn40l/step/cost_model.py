@@ -1,5 +1,6 @@
 """The cost model of `TimedBackend`: the time of a batch on a deployment."""
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillRow, SlotPoolSpec
@@ -37,10 +38,8 @@ class DeploymentCost:
         self._pools = pools
         self._decode = lru_cache(maxsize=None)(self._decode_seconds)
         self._prefill = lru_cache(maxsize=65536)(self._prefill_seconds)
-        num_slots = sum(pool.num_slots for pool in pools)
-        if num_slots > 0:
-            capacity = -(-sum(pool.num_slots * pool.policy.layout.capacity for pool in pools) // num_slots)
-            self._decode(num_slots, resident_entries or capacity)
+        if any(pool.num_slots > 0 for pool in pools):
+            self._decode(_mean_shape(pools, resident_entries))
 
     def seconds(self, batch: Batch) -> float:
         pool = self._pools[batch.pool]
@@ -48,10 +47,9 @@ class DeploymentCost:
             chunks = [_chunk(row, self._num_tokens(batch, row), pool.policy) for row in batch.rows]
             chunks += [_votes(row) for row in batch.rows if row.echo or row.ahead]
             return sum(map(self._prefill, chunks)) + sum(map(self._look_ahead, batch.rows))
-        capacity = pool.policy.layout.capacity
         if self._deployment.machine.pads_decode:
-            return batch.num_steps * self._decode(pool.num_slots, capacity)
-        return batch.num_steps * self._resident_seconds(batch, capacity)
+            return batch.num_steps * self._decode(DecodeShape.of(pool.policy, pool.num_slots))
+        return batch.num_steps * self._resident_seconds(batch, pool.policy)
 
     def _num_tokens(self, batch: PrefillBatch, row: PrefillRow) -> int:
         """Return the tokens that a row takes the time of."""
@@ -63,29 +61,45 @@ class DeploymentCost:
         """Return the seconds of the tokens that a draft decodes behind a prompt, to score it by them."""
         if row.importance is None or not row.is_last or row.importance.num_ahead < 2:
             return 0.0
-        return (row.importance.num_ahead - 1) * self._decode(1, row.num_prompt_tokens)
+        return (row.importance.num_ahead - 1) * self._decode(DecodeShape(1, row.num_prompt_tokens))
 
-    def _resident_seconds(self, batch: DecodeBatch, capacity: int) -> float:
+    def _resident_seconds(self, batch: DecodeBatch, policy: CachePolicy) -> float:
         """Return the seconds of a step at the rows' mean entries, halfway through the batch's steps.
 
         They are a line between the two nearest of a grid, so that few steps have to be computed.
         """
-        ahead = batch.num_steps // 2 + 1
+        ahead, capacity = batch.num_steps // 2 + 1, policy.capacity
         entries = sum(min(row.index + ahead, capacity) for row in batch.rows) / len(batch.rows)
         spacing = max(1, capacity // _GRID)
         below = max(1, int(entries // spacing) * spacing)
         above = min(below + spacing, capacity)
-        start = self._decode(len(batch.rows), below)
+        start = self._decode(DecodeShape.of(policy, len(batch.rows), below))
         if above <= below:
             return start
         share = max(0.0, entries - below) / (above - below)
-        return start + share * (self._decode(len(batch.rows), above) - start)
+        end = self._decode(DecodeShape.of(policy, len(batch.rows), above))
+        return start + share * (end - start)
 
-    def _decode_seconds(self, batch: int, entries: int) -> float:
-        return token_seconds(self._deployment, DecodeShape(batch, entries), self._speculation)
+    def _decode_seconds(self, shape: DecodeShape) -> float:
+        return token_seconds(self._deployment, shape, self._speculation)
 
     def _prefill_seconds(self, chunk: Chunk) -> float:
         return prefill_seconds(self._deployment, chunk)
+
+
+def _mean_shape(pools: Sequence[SlotPoolSpec], resident_entries: int | None) -> DecodeShape:
+    """Return the shape of all slots together, each with the pools' mean numbers of entries."""
+    num_slots = sum(pool.num_slots for pool in pools)
+    shapes = [DecodeShape.of(pool.policy, pool.num_slots) for pool in pools]
+
+    def mean(sizes: Iterable[int]) -> int:
+        return -(-sum(one.batch * size for one, size in zip(shapes, sizes, strict=True)) // num_slots)
+
+    capacity = resident_entries or mean(one.capacity for one in shapes)
+    if all(one.num_exact is None for one in shapes):
+        return DecodeShape(num_slots, capacity)
+    exact = mean(one.capacity if one.num_exact is None else one.num_exact for one in shapes)
+    return DecodeShape(num_slots, capacity, exact, mean(one.num_attended for one in shapes))
 
 
 def _chunk(row: PrefillRow, num_tokens: int, policy: CachePolicy) -> Chunk:
@@ -107,8 +121,10 @@ def compression_of(policy: CachePolicy, num_prompt_tokens: int) -> Compression |
 
     Such a prompt may be read in a scratch, too. Copying it from there is left out.
     """
-    if not policy.must_choose(num_prompt_tokens) or not (policy.evicts or policy.scorer):
+    if not policy.must_choose(num_prompt_tokens) or not (policy.evicts or policy.scorer or policy.store):
         return None
     layout = policy.layout
+    if policy.store is not None:
+        return Compression(layout.num_recent, 0, 0, num_prompt_tokens - policy.max_exact_prompt)
     window = policy.scorer.observation_window if policy.scorer else 0
     return Compression(layout.num_recent, layout.num_kept, window)

@@ -7,6 +7,8 @@ from backends.sn40l.step.deployment import DecodeShape, Deployment, Execution
 from backends.sn40l.step.kernels import Call, Kernel, Step, hops, merge, run, total_seconds
 from backends.sn40l.step.placement import Placement, fitting, num_sequences, slots_share
 
+_CHOICE_PASSES = 4  # over 32-bit scores of a store's tokens, as in prefill: our guess
+
 
 def decode_step(deployment: Deployment, shape: DecodeShape) -> Step:
     """Return one step of a static graph, with the fastest split of attention that fits.
@@ -114,6 +116,7 @@ class _DecodeGraph:
                 name,
                 cache_bytes=half.cache_bytes / 2,
                 ddr_bytes=half.ddr_bytes / 2,
+                gather_bytes=half.gather_bytes / 2,
                 activation_bytes=scores,
                 attention_operations=half.attention_operations / 2,
                 attention_efficiency=half.attention_efficiency,
@@ -180,15 +183,27 @@ class _DecodeGraph:
         shape = self._shape
         split = self._sockets_per_sequence
         entries = attention.num_entries(shape.capacity)
+        num_stored = shape.num_stored(attention)
+        num_attended = min(num_stored, shape.num_attended)
         share = slots_share(attention, shape, self._num_sockets, split)
         sequences = num_sequences(shape.batch, self._num_sockets, split)
         heads = -(-attention.num_heads // split)
-        operations = 2.0 * sequences * heads * attention.decode_width * entries
-        cache_bytes = shape.batch * entries * attention.cache_width * self._model.precision.cache * share
+        products = attention.score_width * entries
+        products += (attention.decode_width - attention.score_width) * (entries - num_stored + num_attended)
+        operations = 2.0 * sequences * heads * products
+        # Of a store, the keys are read in a row, and what is attended to is gathered.
+        keys = num_stored * attention.stored_bytes * attention.key_width / attention.cache_width
+        gathered = num_attended * attention.stored_bytes
+        chosen = _CHOICE_PASSES * 4.0 * attention.num_kv_heads * num_stored
+        exact = (entries - num_stored) * attention.cache_width * self._model.precision.cache
+        cache_bytes = shape.batch * (exact + keys) * share
+        gather_bytes = shape.batch * gathered * share
+        in_hbm = 1 - self._ddr_slot_share
         return Kernel(
             "attention",
-            cache_bytes=cache_bytes * (1 - self._ddr_slot_share),
-            ddr_bytes=cache_bytes * self._ddr_slot_share,
+            cache_bytes=cache_bytes * in_hbm,
+            gather_bytes=gather_bytes * in_hbm + shape.batch * chosen * share,
+            ddr_bytes=(cache_bytes + gather_bytes) * self._ddr_slot_share,
             attention_operations=operations * (1 + self._machine.pipeline_fill / sequences),
             attention_efficiency=self._machine.decode_attention_efficiency,
         )

@@ -4,7 +4,8 @@ import enum
 from dataclasses import dataclass
 
 from backends.sn40l.description.hardware import Machine
-from backends.sn40l.description.model_config import Model
+from backends.sn40l.description.model_config import Attention, Model
+from cache.policy import CachePolicy
 
 
 class Execution(enum.StrEnum):
@@ -79,13 +80,44 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """A static decode graph: `batch` slots of `capacity` entries, live or not."""
+    """A static decode graph: `batch` slots of `capacity` entries, live or not.
+
+    With `num_exact`, a slot has only so many entries in the type of the cache. The others are in a store of 4
+    bits a value: a step scores all of them, and attends to the best `num_attended`. Layers with a sliding
+    window have no store.
+    """
 
     batch: int
     capacity: int
+    num_exact: int | None = None
+    num_attended: int = 0
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.capacity < 1:
             raise DeploymentError(
                 f"a decode graph needs at least one slot of one entry, got {self.batch} of {self.capacity}"
             )
+
+    @classmethod
+    def of(cls, policy: CachePolicy, batch: int, capacity: int | None = None) -> "DecodeShape":
+        """Return the shape of a policy's slots, or of the first `capacity` entries of each."""
+        entries = policy.capacity if capacity is None else capacity
+        if policy.store is None:
+            return cls(batch, entries)
+        return cls(batch, entries, policy.layout.capacity, policy.store.num_attended)
+
+    def num_stored(self, attention: Attention) -> int:
+        """Return how many entries of a layer are in a store."""
+        if self.num_exact is None or attention.window is not None:
+            return 0
+        return max(0, self.capacity - self.num_exact)
+
+    def layer_bytes(self, model: Model, attention: Attention) -> float:
+        """Return the bytes of one slot in a layer."""
+        num_stored = self.num_stored(attention)
+        num_exact = attention.num_entries(self.capacity) - num_stored
+        return num_exact * attention.cache_width * model.precision.cache + num_stored * attention.stored_bytes
+
+    def sequence_bytes(self, model: Model) -> float:
+        """Return the bytes of one slot, all layers."""
+        return sum(count * self.layer_bytes(model, layer.attention) for layer, count in model.kinds)

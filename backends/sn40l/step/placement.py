@@ -4,7 +4,7 @@ What does not fit is refused, with the bytes that are missing. Amounts are those
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.sn40l.description.model_config import Attention, Model
 from backends.sn40l.step.deployment import DecodeShape, Deployment
@@ -66,14 +66,12 @@ def slots_share(
 
 def slot_bytes(model: Model, shape: DecodeShape, num_sockets: int, sockets_per_sequence: int) -> float:
     """Return the bytes of slots on the busiest socket."""
-    entries = sum(
+    return shape.batch * sum(
         count
-        * layer.attention.num_entries(shape.capacity)
-        * layer.attention.cache_width
+        * shape.layer_bytes(model, layer.attention)
         * slots_share(layer.attention, shape, num_sockets, sockets_per_sequence)
         for layer, count in model.kinds
     )
-    return entries * model.precision.cache * shape.batch
 
 
 def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int) -> Placement:
@@ -150,22 +148,22 @@ def fitting(deployment: Deployment, shape: DecodeShape) -> tuple[Placement, ...]
     return tuple(placements)
 
 
-def max_batch(deployment: Deployment, capacity: int, limit: int = 4096) -> int:
-    """Return the largest number of slots of this capacity that fit, or 0.
+def max_batch(deployment: Deployment, slot: DecodeShape, limit: int = 4096) -> int:
+    """Return the largest number of slots like those of `slot` that fit, or 0.
 
     Static graphs have a power of two, as the published ones.
     """
     if deployment.machine.rounds_slots:
         candidates = [2**power for power in range(int(math.log2(limit)) + 1)]
         return max(
-            (batch for batch in candidates if _fits(deployment, DecodeShape(batch, capacity))), default=0
+            (batch for batch in candidates if _fits(deployment, replace(slot, batch=batch))), default=0
         )
     # Bisection: if a batch fits, so does every smaller one.
     low = 0
     high = limit
     while low < high:
         middle = (low + high + 1) // 2
-        if _fits(deployment, DecodeShape(middle, capacity)):
+        if _fits(deployment, replace(slot, batch=middle)):
             low = middle
         else:
             high = middle - 1

@@ -9,7 +9,7 @@ by tile during the computation.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from backends.sn40l.description.model_config import Layer
+from backends.sn40l.description.model_config import Attention, Layer
 from backends.sn40l.step.deployment import Deployment, Execution
 from backends.sn40l.step.kernels import Call, Kernel, Step, hops, merge, run, total_seconds
 
@@ -20,12 +20,14 @@ _OBSERVATION_WINDOW = 64  # assumption, 32 to 128: the paper does not publish it
 class Compression:
     """The compression at a prompt's end, in tokens: the ring is gathered, the best candidates are kept.
 
-    With neither, `observation_window` queries only score the prompt.
+    With neither, `observation_window` queries only score the prompt. `num_stored` tokens are quantised into a
+    store.
     """
 
     num_recent: int
     num_kept: int
     observation_window: int = _OBSERVATION_WINDOW
+    num_stored: int = 0
 
     @property
     def has_scores(self) -> bool:
@@ -106,6 +108,8 @@ class _PrefillGraph:
                 yield self._ring(layer, compression)
             if compression.has_scores:
                 yield self._selection(layer, compression)
+            if compression.num_stored:
+                yield self._quantization(attention, compression)
         yield self._attention(layer)
         yield self._product("output", attention.output_params, precision.attention, num_exchanges=1)
         if layer.experts is None:
@@ -189,6 +193,12 @@ class _PrefillGraph:
         scores = 4 * 4.0 * layer.attention.num_heads * compression.observation_window * candidates
         kept = 2 * 2.0 * compression.num_kept * layer.attention.expanded_width
         return Kernel("selection", gather_bytes=(keys + scores + kept) / self._num_sockets)
+
+    def _quantization(self, attention: Attention, compression: Compression) -> Kernel:
+        """Read the tokens that do not fit the ring, and write them into the store."""
+        read = attention.cache_width * self._model.precision.cache
+        moved = compression.num_stored * (read + attention.stored_bytes)
+        return Kernel("store", gather_bytes=moved / self._num_sockets)
 
     def _spills(self, layer: Layer) -> Iterator[Kernel]:
         """Yield the kernels that fusion removes: element-wise operators, and three passes over the scores."""

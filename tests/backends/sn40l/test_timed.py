@@ -27,7 +27,7 @@ from backends.sn40l.step.deployment import DecodeShape
 from backends.sn40l.step.placement import DoesNotFitError
 from backends.sn40l.step.prefill import Chunk, Compression, prefill_step
 from backends.timed import FailedStep, Fault, SlowSocket, StalledLink, TimedBackend, parse_fault
-from cache.policy import full
+from cache.policy import PolicyName, full
 from cache.policy_options import PolicyOptions
 
 SHAPE = PrefillShape(1, 64)
@@ -175,6 +175,45 @@ def test_the_last_chunk_of_a_long_prompt_is_followed_by_its_compression() -> Non
     assert last > middle
     assert compression_of(policy, 256) is None
     assert compression_of(full(4096), 5000) is None
+
+
+def test_a_long_prompt_is_quantised_into_its_store() -> None:
+    policy = PolicyOptions(PolicyName.SPARSE).resolve(4096)
+    assert compression_of(policy, 128) is None
+    assert compression_of(policy, 640) == Compression(124, 0, 0, num_stored=512)
+    deployment = default_deployment("llama-3.1-8b", "sn40l", 16)
+    kernels = prefill_step(deployment, Chunk(640, compression=compression_of(policy, 640))).events
+    stored = [event.kernel for event in kernels if event.kernel and event.name == "store"]
+    moved = 16 * sum(kernel.gather_bytes for kernel in stored)
+    assert moved == pytest.approx(32 * 512 * (2 * 8 * 128 * 2 + 2 * 8 * 68))  # read in 16 bits, written in 4
+
+
+@pytest.mark.parametrize("machine", ["sn40l", "dgx-h100"])
+def test_a_store_is_timed_as_long_as_its_sequences(machine: str) -> None:
+    """A static graph reads all of a store, a dynamic machine what is held."""
+    deployment = default_deployment("llama-3.1-8b", machine, 8)
+    sparse, whole = (
+        DeploymentCost(deployment, slot_pool(4, PolicyOptions(name).resolve(131072), 131072))
+        for name in (PolicyName.SPARSE, PolicyName.FULL)
+    )
+    short, long = (DecodeBatch((DecodeRow("a", 0, 7, size, size, DRAW),)) for size in (1000, 100_000))
+    if deployment.machine.pads_decode:
+        assert sparse.seconds(short) == sparse.seconds(long)
+    else:
+        assert sparse.seconds(short) < sparse.seconds(long)
+    assert sparse.seconds(long) < whole.seconds(long)
+
+
+def test_pools_with_and_without_a_store_fit_together() -> None:
+    deployment = default_deployment("llama-3.1-8b", "sn40l", 16)
+    pools = [
+        slot_pool(8, PolicyOptions(name).resolve(4096), 4096) for name in (PolicyName.SPARSE, PolicyName.FULL)
+    ]
+    cost = DeploymentCost(deployment, *pools)
+    shapes = DecodeShape(8, 4096, 128, 128), DecodeShape(8, 4096)
+    for pool, shape in enumerate(shapes):
+        step = decode_step(deployment, shape).seconds
+        assert cost.seconds(replace(decode(7, 5), pool=pool)) == pytest.approx(step)
 
 
 def test_a_prompt_that_its_slot_holds_is_not_compressed_behind_its_scratch() -> None:

@@ -241,6 +241,25 @@ def test_a_flag_overrides_its_variable(
         simulate("sweep")
 
 
+def test_a_sweep_of_sparse_holds_every_token_in_less_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--contexts", "131072", "--sockets", "16", "--batches", "4", "--executions", "looped")
+    full, sparse = json_of(capsys, "sweep", *options, "--policy", "full,sparse")["rows"]
+    assert sparse["slot_capacity"] == full["slot_capacity"] == 131072
+    assert sparse["store"] == {"num_tokens": 130944, "num_attended": 4096}
+    slots = [row["bytes_per_socket"]["HBM"]["slots"] for row in (sparse, full)]
+    assert slots[0] / slots[1] == pytest.approx((130944 * 136 + 128 * 512) / (131072 * 512))
+    assert sparse["tpot_seconds"] < full["tpot_seconds"]
+
+
+def test_replay_and_plan_know_sparse(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--mean-prompt", "30000", "--mean-output", "50", "--policy", "sparse", "--sockets", "8")
+    slots = ("--max-model-len", "32768", "--num-slots", "4", "--no-varies")
+    replay = json_of(capsys, "replay", *load, *slots, "--requests", "30")
+    assert replay["requests"] == 30
+    plan = json_of(capsys, "plan", *load, "--context", "32768", "--requests", "30")
+    assert {row["policy"] for row in plan["options"]} == {"sparse"}
+
+
 def test_a_sweep_names_the_memory_that_is_short(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json_of(capsys, "sweep", "--model", "llama-3.1-405b", "--machine", "dgx-h100", "--batches", "1")[
         "rows"
@@ -303,8 +322,6 @@ def test_default_is_all_sockets_of_the_machine(capsys: pytest.CaptureFixture[str
             ("step", "--chrome-trace", "/nowhere/step.json"),
             "--chrome-trace must be a file that can be written",
         ),
-        (("sweep", "--policy", "full,sparse"), "policy sparse is not simulated"),
-        (("replay", "--policy", "sparse"), "policy sparse is not simulated"),
         (("step", "--execution", "looped", "--machine", "h100"), "static graphs.*operators or fused"),
         (("replay", "--trace", "/nowhere.jsonl"), "--trace must be a file that can be read .*No such file"),
         (("replay", "--sockets", "17"), "--sockets must be from 1 to 16.*got 17"),

@@ -18,6 +18,7 @@ from backends.clock import PacedClock, VirtualClock
 from backends.interface import Importance, PrefillBatch, PrefillRow
 from backends.sn40l.backend import SimulationConfig
 from backends.timed import FailedStep, SlowSocket, TimedBackend
+from cache.policy import PolicyName
 from server.options.command_line import OptionError
 from server.options.models import DEMO_MODEL
 from tests.server.options.test_config import config_of
@@ -44,9 +45,9 @@ def test_other_backends_store_no_prompts_in_8_bits(backend: str) -> None:
         config_of("--backend", backend, "--prefix-cache-dtype", "int8")
 
 
-def test_a_simulated_machine_has_no_sparse_pools() -> None:
-    with pytest.raises(OptionError, match=r"^policy sparse needs backend torch: sn40l"):
-        config_of("--backend", "sn40l", "--policy", "sparse")
+def test_a_simulated_machine_has_sparse_pools() -> None:
+    config = config_of("--backend", "sn40l", "--inner", "fake", "--policy", "sparse")
+    assert config.backend.config.pools[0].policy.name is PolicyName.SPARSE
 
 
 def test_a_draft_takes_its_own_simulated_time() -> None:

@@ -3,7 +3,7 @@
 from backends.sn40l.backend import default_deployment
 from backends.sn40l.comparison.plan import socket_counts
 from backends.sn40l.comparison.sweep import SweepAxes, sweep
-from backends.sn40l.step.deployment import Execution
+from backends.sn40l.step.deployment import DecodeShape, Execution
 from backends.sn40l.step.placement import max_batch
 from cache.policy import PolicyName, full
 from cache.policy_options import PolicyOptions
@@ -20,7 +20,7 @@ def test_compression_multiplies_the_slots_of_deepseek_r1() -> None:
     """The published gain is batch capacity: four times the slots in four times less cache each."""
     deployment = default_deployment("deepseek-r1", "sn40l", 16, loops=False)
     most = {
-        policy.name: max_batch(deployment, policy.layout.capacity)
+        policy.name: max_batch(deployment, DecodeShape.of(policy, 1))
         for policy in (full(131072), PolicyOptions(slot_capacity=32768).resolve(131072))
     }
     assert most == {PolicyName.FULL: 16, PolicyName.SNAPSTREAM: 64}

@@ -185,6 +185,64 @@ def test_cache_is_read_once_where_heads_divide(num_sockets: int, batch: int, cap
     assert read == pytest.approx(batch * described.cache_bytes(capacity))
 
 
+STORED_8B = 8 * 68  # bytes of a token's keys, or values, in a layer: 8 heads of 128 values in 4 bits
+
+
+@settings(deadline=None)
+@given(st.sampled_from((1, 2, 4, 8)), st.integers(1, 64), st.integers(1, 100_000), st.integers(1, 4096))
+def test_of_a_store_keys_are_read_and_few_values(
+    num_sockets: int, batch: int, num_stored: int, num_attended: int
+) -> None:
+    described, layers = model("llama-3.1-8b"), 32
+    shape = DecodeShape(batch, 128 + num_stored, 128, num_attended)
+    kernels = [
+        event.kernel
+        for event in decode_step(Deployment(described, roomy(), num_sockets), shape).events
+        if event.kernel
+    ]
+    read = num_sockets * sum(kernel.cache_bytes for kernel in kernels)
+    assert read == pytest.approx(batch * (described.cache_bytes(128) + layers * num_stored * STORED_8B))
+    gathered = num_sockets * sum(kernel.gather_bytes for kernel in kernels)
+    scores = 4 * 4 * 8 * num_stored
+    chosen = min(num_attended, num_stored) * 2 * STORED_8B
+    assert gathered == pytest.approx(batch * layers * (scores + chosen))
+
+
+@settings(deadline=None)
+@given(deployments(roomy()), st.integers(1, 64), st.integers(1, 8192), st.integers(0, 131072))
+def test_a_store_without_tokens_costs_nothing(
+    deployment: Deployment, batch: int, capacity: int, num_spare: int
+) -> None:
+    plain = decode_step(deployment, DecodeShape(batch, capacity))
+    assert decode_step(deployment, DecodeShape(batch, capacity, capacity + num_spare, 128)) == plain
+
+
+def test_layers_with_a_sliding_window_have_no_store() -> None:
+    windowed = model("gpt-oss-120b")
+    shape = DecodeShape(1, 8192, 128, 256)
+    by_window = {
+        layer.attention.window: shape.layer_bytes(windowed, layer.attention) for layer in windowed.layers
+    }
+    width = 2 * 8 * 64
+    assert by_window == {128: 128 * width * 2, None: 128 * width * 2 + 8064 * 2 * 8 * 34}
+
+
+def test_latents_are_stored_once() -> None:
+    """512 numbers of a latent and 64 of its rotary key: 288 bytes of codes, and 9 steps."""
+    latent = model("deepseek-r1")
+    plain, stored = DecodeShape(1, 128), DecodeShape(1, 129, 128, 1)
+    assert stored.sequence_bytes(latent) - plain.sequence_bytes(latent) == pytest.approx(61 * 306)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1-70b", "deepseek-r1"])
+def test_sparse_is_between_full_and_a_slot_of_what_it_attends_to(name: str) -> None:
+    """At a long context. It reads all keys in 4 bits."""
+    deployment = Deployment(model(name), roomy(), 16)
+    shapes = DecodeShape(4, 131072), DecodeShape(4, 131072, 128, 4096), DecodeShape(4, 128 + 4096)
+    full, sparse, small = (decode_step(deployment, shape).seconds for shape in shapes)
+    assert small < sparse < full
+
+
 def test_a_machine_that_runs_kernels_one_by_one_pays_for_each() -> None:
     step = decode_step(Deployment(model("llama-3.1-8b"), load_machine("dgx-h100"), 8), DecodeShape(1, 4096))
     assert step.num_calls == 10 * 32 + 3

@@ -51,7 +51,7 @@ def test_missing_bytes_are_reported(deployment: Deployment, shape: DecodeShape) 
 def test_largest_batches_of_deepseek_r1(capacity: int, batch: int) -> None:
     """As published (arXiv 2511.03092, table 5), from memory alone."""
     deployment = Deployment(model("deepseek-r1"), sn40l(), 16)
-    assert max_batch(deployment, capacity) == batch
+    assert max_batch(deployment, DecodeShape(1, capacity)) == batch
     with pytest.raises(DoesNotFitError, match="GB are missing"):
         fitting(deployment, DecodeShape(2 * batch, capacity))
 
@@ -76,8 +76,8 @@ def test_overflowing_weights_stream_from_ddr_and_are_slow() -> None:
 def test_overflowing_slots_stream_from_ddr_and_are_slow() -> None:
     deployment = Deployment(model("llama-3.1-8b"), sn40l(), 16)
     more = replace(deployment, slots_in_ddr=True)
-    most = max_batch(deployment, 131072)
-    assert max_batch(more, 131072) > 4 * most
+    most = max_batch(deployment, DecodeShape(1, 131072))
+    assert max_batch(more, DecodeShape(1, 131072)) > 4 * most
     assert decode_step(more, DecodeShape(most, 131072)) == decode_step(deployment, DecodeShape(most, 131072))
     shape = DecodeShape(4 * most, 131072)
     ddr = next(tier for tier in decode_placement(more, shape).tiers if tier.name == "DDR")
@@ -88,8 +88,8 @@ def test_overflowing_slots_stream_from_ddr_and_are_slow() -> None:
 def test_a_draft_beside_the_model_takes_memory() -> None:
     deployment = Deployment(model("llama-3.1-8b"), load_machine("h100"), 1)
     beside = replace(deployment, beside=(model("llama-3.2-1b"),))
-    most = max_batch(deployment, 8192)
-    assert max_batch(beside, 8192) < most
+    most = max_batch(deployment, DecodeShape(1, 8192))
+    assert max_batch(beside, DecodeShape(1, 8192)) < most
     (placement,) = fitting(beside, DecodeShape(1, 8192))
     assert dict(placement.tiers[1].parts)["other models"] == model("llama-3.2-1b").weight_bytes
 
@@ -107,7 +107,7 @@ def test_a_gpu_holds_activations_in_its_memory() -> None:
 
 def test_a_dynamic_machine_takes_any_number_of_slots() -> None:
     deployment = Deployment(model("llama-3.1-8b"), load_machine("dgx-h100"), 8)
-    most = max_batch(deployment, 32768)
+    most = max_batch(deployment, DecodeShape(1, 32768))
     fitting(deployment, DecodeShape(most, 32768))
     with pytest.raises(DoesNotFitError):
         fitting(deployment, DecodeShape(most + 1, 32768))

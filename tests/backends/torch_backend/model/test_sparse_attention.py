@@ -6,7 +6,8 @@ from torch import Tensor
 
 from backends.torch_backend.model.attention import AttentionOptions, grouped_attention
 from backends.torch_backend.model.sparse_attention import StoredTokens, sparse_attention
-from cache.low_bits import dequantize, part_size, quantize, rotate
+from cache.layout import part_size
+from cache.low_bits import dequantize, quantize, rotate
 from cache.token_store import TokenStore
 
 NUM_STORED = (40, 7)

@@ -16,7 +16,7 @@ from backends.torch_backend.native.kernels import (
     Kernels,
     kernels_are_supported,
 )
-from cache import low_bits, token_store
+from cache import layout, token_store
 
 
 def _constant(header: str, name: str) -> float:
@@ -54,9 +54,9 @@ def test_int8_rows_are_limited_to_the_inputs_that_the_kernels_accept() -> None:
 def test_stores_have_the_kernels_blocks() -> None:
     assert _constant("token_store.h", "kStoredBlock") == token_store.BLOCK
     assert _constant("token_store.h", "kStoredTogether") == token_store.STORED_TOGETHER
-    assert _constant("token_store.h", "kCodes") == 1 << token_store.BITS
-    assert _constant("token_store.h", "kLargestPart") == low_bits.part_size(256)
-    assert _constant("token_store.h", "kSmallestPart") == low_bits.part_size(96)
+    assert _constant("token_store.h", "kCodes") == 1 << layout.STORE_BITS
+    assert _constant("token_store.h", "kLargestPart") == layout.part_size(256)
+    assert _constant("token_store.h", "kSmallestPart") == layout.part_size(96)
 
 
 def test_masked_entries_have_a_bias_that_the_kernels_skip() -> None:

@@ -352,9 +352,9 @@ class SlotPoolSpec:
     a backend have different names, by which requests select them. `policy` is that of the model's full-
     attention layers. Layers with a sliding window can hold less, which both limits account for: they hold all
     tokens of sequences of up to `max_exact_tokens`. Slots hold keys and values in `kv_cache_dtype`; scratches
-    always hold the model's type. A slot takes `slot_bytes` of the device's memory; 0 where it takes none. A
-    pool without slots reads prompts for their importance alone.
-    A decode step verifies drafts of up to `max_draft_tokens` tokens, the sum over its rows.
+    always hold the model's type. A slot takes `slot_bytes` of memory; 0 where it takes none. A pool without
+    slots reads prompts for their importance alone. A decode step verifies drafts of up to `max_draft_tokens`
+    tokens, the sum over its rows.
     """
 
     num_slots: int

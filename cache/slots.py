@@ -165,6 +165,11 @@ class SlotCache:
         return sum(tensor.nbytes for tensor in (*self.contents, self.kept_index))
 
     @property
+    def host_bytes(self) -> int:
+        """Those of `num_bytes` that are in the host's memory, also where the device is a GPU."""
+        return 0 if self.store is None else self.store.host_bytes
+
+    @property
     def contents(self) -> tuple[Tensor, ...]:
         """What the slots hold: the planes, those of the store, and the states."""
         stored = () if self.store is None else self.store.planes

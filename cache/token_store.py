@@ -2,8 +2,8 @@
 
 Keys and values are stored rotated, as `cache.low_bits` does, with steps for each token and KV head. Nothing
 is evicted: a token's entry is its place in the sequence, counted from the sinks. Keys are laid out for a scan
-of all of them, values to be gathered one by one. Latents are keys, and parts of them are their values. This
-module knows no attention.
+of all of them, values to be gathered one by one. So a GPU has the codes of values in the host's memory, and
+all else in its own. Latents are keys, and parts of them are their values. This module knows no attention.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cache.host_planes import host_plane
 from cache.layout import STORE_BITS, part_size
 from cache.low_bits import STEP_DTYPE, dequantize, quantize, rotate
 
@@ -50,7 +51,7 @@ class TokenStore:
         entries = num_blocks * BLOCK
         self.planes = (
             zeros(num_blocks, key_width // STORED_TOGETHER, BLOCK, STORED_TOGETHER // 2, dtype=torch.uint8),
-            *(zeros(entries, width // 2, dtype=torch.uint8) for width in value_widths),
+            *(host_plane(*of_slots, entries, width // 2, device=device) for width in value_widths),
             zeros(num_blocks, key_width // self._part_sizes[0], BLOCK, dtype=STEP_DTYPE),
             *(
                 zeros(entries, width // size, dtype=STEP_DTYPE)
@@ -63,6 +64,16 @@ class TokenStore:
     def spare_entry(self) -> int:
         """The entry that is written to by rows without a token to store, and never read."""
         return self.num_tokens
+
+    @property
+    def key_planes(self) -> tuple[Tensor, Tensor]:
+        """The codes and steps of keys."""
+        return self.planes[0], self._steps[0]
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that are in the host's memory, also where the device is a GPU."""
+        return sum(plane.nbytes for plane in self.planes[1 : len(self._part_sizes)])
 
     def clear(self, slot: int) -> None:
         """Overwrite the steps of a slot with zeros. Codes are integers, and so always finite."""

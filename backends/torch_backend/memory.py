@@ -5,7 +5,7 @@ Without a configured size, sequences and slots are as long as fit, and stored pr
 
 import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,8 +48,32 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
 
 def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len: int) -> int:
     """Return the memory of a pool's slots, with equal shares of kept entries."""
+    return sum(slots.num_bytes for slots in _unallocated(options, layers, max_model_len))
+
+
+def _host_bytes(
+    pools: Sequence[PoolOptions], layers: Sequence[LayerSpec], max_model_len: int, device: torch.device
+) -> int:
+    """Return those bytes of the pools' slots that are in the host's memory."""
+    each = (slots for options in pools for slots in _unallocated(options, layers, max_model_len))
+    return sum(slots.num_bytes if device.type == "cpu" else slots.host_bytes for slots in each)
+
+
+def _device_bytes(
+    pools: Sequence[PoolOptions], layers: Sequence[LayerSpec], max_model_len: int, device: torch.device
+) -> int:
+    """Return those bytes of the pools' slots that are in the memory which `free_bytes` counts."""
+    num_bytes = sum(slot_bytes(options, layers, max_model_len) for options in pools)
+    if device.type == "cpu":
+        return num_bytes
+    return num_bytes - _host_bytes(pools, layers, max_model_len, device)
+
+
+def _unallocated(
+    options: PoolOptions, layers: Sequence[LayerSpec], max_model_len: int
+) -> Iterator[SlotCache]:
     kinds = layer_kinds(options.policy.resolve(max_model_len), layers, max_model_len)
-    return sum(
+    return (
         SlotCache(
             kind.policy.layout,
             options.num_slots,
@@ -59,7 +83,7 @@ def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len:
             kv_cache_dtype=options.kv_cache_dtype,
             store=kind.policy.store,
             states=layer.states,
-        ).num_bytes
+        )
         for kind, layer in zip(kinds, layers, strict=True)
     )
 
@@ -82,11 +106,11 @@ def fitting_length(
     free = _fillable_bytes(config, device, least, num_unloaded_bytes) if config.fills_memory else None
     if free is None:
         return least
-    pools = sized_pools(config, layers, least, free)
+    pools = sized_pools(config, layers, least, free, device)
 
     def fits(length: int) -> bool:
         fillable = _fillable_bytes(config, device, length, num_unloaded_bytes)
-        taken = sum(slot_bytes(options, layers, length) for options in pools)
+        taken = _device_bytes(pools, layers, length, device)
         return fillable is not None and taken + _scratch_bytes(config, layers, length) <= fillable
 
     lengths = [limit, *(1 << bits for bits in range(limit.bit_length() - 1, least.bit_length() - 1, -1))]
@@ -116,19 +140,22 @@ def with_sizes(
 
     Raises ValueError if the configured bytes for stored prompts do not fit.
     """
-    is_cpu = device.type == "cpu"  # else slots are in other memory than stored prompts
     available = available_bytes()
     if config.fills_memory:
         free = _fillable_bytes(config, device, max_model_len)
-        config = replace(config, pools=sized_pools(config, layers, max_model_len, free))
-    taken = _scratch_bytes(config, layers, max_model_len) if is_cpu else 0
-    taken += sum(slot_bytes(options, layers, max_model_len) for options in config.pools if is_cpu)
+        config = replace(config, pools=sized_pools(config, layers, max_model_len, free, device))
+    taken = _scratch_bytes(config, layers, max_model_len) if device.type == "cpu" else 0
+    taken += _host_bytes(config.pools, layers, max_model_len, device)
     num_bytes = fitting_prefix_bytes(config.prefix_cache_bytes, available, taken)
     return replace(config, prefix_cache_bytes=num_bytes)
 
 
 def sized_pools(
-    config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int, free: int | None
+    config: TorchBackendConfig,
+    layers: Sequence[LayerSpec],
+    max_model_len: int,
+    free: int | None,
+    device: torch.device,
 ) -> tuple[PoolOptions, ...]:
     """Return the pools with a capacity for those that have none: as many entries as fit into `free` bytes.
 
@@ -141,7 +168,7 @@ def sized_pools(
     sized = [options for options in config.pools if not options.policy.has_default_capacity]
     scratch = _scratch(config, max_model_len)
     taken = _scratch_bytes(config, layers, max_model_len)
-    taken += sum(slot_bytes(options, layers, max_model_len) for options in sized)
+    taken += _device_bytes(sized, layers, max_model_len, device)
     budget = (free - taken) // len(unsized)
 
     def with_capacity(options: PoolOptions, capacity: int) -> PoolOptions:

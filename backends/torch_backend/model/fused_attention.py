@@ -1,18 +1,19 @@
 """Attention on a CUDA device by kernels that keep no scores in memory: torch's for prompts, ours for decode.
 
 Both need what most models have. For the others, `attention.grouped_attention` serves: it multiplies, adds the
-mask, takes the softmax and multiplies again.
+mask, takes the softmax and multiplies again. A third kernel scores the keys of a store.
 """
 
 import logging
-from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from backends.torch_backend.model.attention import AttentionOptions
+from cache.token_store import TokenStore
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def fits_decode(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> bool
         and query.shape[1] <= _MOST_QUERIES * key.shape[1]
         and max(query.shape[3], value.shape[3]) <= _MOST_WIDTH
         and key.stride(3) == value.stride(3) == query.stride(3) == 1
-        and _decode_kernel() is not None
+        and _kernels() is not None
     )
 
 
@@ -70,16 +71,40 @@ def decode_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, options: AttentionOptions
 ) -> Tensor:
     """Return the output [row, query, head, width] of a step that `fits_decode`."""
-    kernel = _decode_kernel()
-    assert kernel is not None, "the step fits"
-    return kernel(
+    kernels = _kernels()
+    assert kernels is not None, "the step fits"
+    output: Tensor = kernels.decode_attention(
         query, key, value, bias, scaling=options.scaling, softcap=options.softcap, sinks=options.sinks
+    )
+    return output
+
+
+def fits_store(query: Tensor, store: TokenStore) -> bool:
+    """Return whether `stored_scores` serves queries [row, kv_head, group, width]."""
+    _, steps = store.key_planes
+    return (
+        query.is_cuda
+        and query.shape[2] <= _MOST_QUERIES
+        and query.shape[3] // steps.shape[3] in (32, 64)
+        and _kernels() is not None
     )
 
 
+def stored_scores(query: Tensor, store: TokenStore, slots: slice, num_stored: Tensor) -> Tensor:
+    """Return query · key of the store's keys for queries that `fits_store`, [row, kv_head, group, token].
+
+    The queries are rotated, in float32. Only the scores of the first `num_stored` [row] tokens count.
+    """
+    kernels = _kernels()
+    assert kernels is not None, "the queries fit"
+    codes, steps = store.key_planes
+    scores: Tensor = kernels.stored_scores(query, codes[slots], steps[slots], num_stored, store.num_tokens)
+    return scores
+
+
 @cache
-def _decode_kernel() -> Callable[..., Tensor] | None:
-    """Return the kernel; None, after a warning, where Triton cannot build it: it needs a C compiler."""
+def _kernels() -> ModuleType | None:
+    """Return the kernels; None, after a warning, where Triton cannot build them: it needs a C compiler."""
     try:
         from backends.torch_backend.native import cuda_kernels
 
@@ -88,4 +113,4 @@ def _decode_kernel() -> Callable[..., Tensor] | None:
     except Exception as error:
         logger.warning("decode's attention runs without its kernel, and slower: Triton fails: %s", error)
         return None
-    return cuda_kernels.decode_attention
+    return cuda_kernels

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from backends.torch_backend.model import fused_attention
 from backends.torch_backend.model.attention import MASKED, AttentionOptions
 from cache.low_bits import rotate
 from cache.token_store import TokenStore
@@ -40,7 +41,7 @@ def sparse_attention(
     grouped = query.float().view(rows, kv_heads, heads // kv_heads, width)
     exact = _scores(grouped, key.float(), options) + bias[:, None]
     rotated = rotate(grouped)
-    scores = _scores(rotated, stored.store.keys(stored.slots), options)  # [row, kv_head, group, token]
+    scores = _stored_scores(rotated, stored, options)  # [row, kv_head, group, token]
     token = torch.arange(scores.shape[3], device=scores.device)
     is_stored = token < stored.num_stored[:, None]
     scores = torch.where(is_stored[:, None, None], scores, MASKED)
@@ -67,9 +68,21 @@ def strengths(scores: Tensor) -> Tensor:
     return scores.log_softmax(dim=-1).amax(dim=2)
 
 
+def _stored_scores(rotated: Tensor, stored: StoredTokens, options: AttentionOptions) -> Tensor:
+    """As `_scores`, of all tokens of the store, with or without a stored one, for rotated queries."""
+    if not fused_attention.fits_store(rotated, stored.store):
+        return _scores(rotated, stored.store.keys(stored.slots), options)
+    products = fused_attention.stored_scores(rotated, stored.store, stored.slots, stored.num_stored)
+    return _scaled(products, options)
+
+
 def _scores(query: Tensor, keys: Tensor, options: AttentionOptions) -> Tensor:
     """Return the scores [row, kv_head, group, token] of queries [row, kv_head, group, width]."""
-    scores = query @ keys.transpose(2, 3) * options.scaling
+    return _scaled(query @ keys.transpose(2, 3), options)
+
+
+def _scaled(products: Tensor, options: AttentionOptions) -> Tensor:
+    scores = products * options.scaling
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     return scores

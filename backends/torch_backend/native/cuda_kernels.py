@@ -3,7 +3,7 @@
 The entries of a slot are divided into parts of fixed length, which are attended to side by side, and then
 joined. A sequence's output therefore does not depend on the other sequences of its batch. Parts without a
 live entry are not read. (The running softmax is that of FlashAttention, arXiv 2205.14135; the parts are those
-of Flash-Decoding.)
+of Flash-Decoding.) Keys of a store are scored as they are, in 4 bits.
 
 Importing this needs triton, which comes with PyTorch's builds for CUDA.
 """
@@ -13,8 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cache.token_store import BLOCK, STORED_TOGETHER
+
 _PART = 512  # entries
 _FEWEST_ROWS = 16  # of a product on the matrix units
+_STORED_TILE = 64  # stored tokens that one program scores
 _LEAST_LIVE = tl.constexpr(-1e38)  # a larger bias is one of a live entry
 
 
@@ -233,3 +236,109 @@ def decode_attention(
         num_warps=4,
     )
     return joined
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _score_stored(  # type: ignore[no-untyped-def]
+    query,
+    codes,
+    steps,
+    num_stored,
+    scores,
+    num_kv_heads,
+    num_tokens,
+    codes_slot,
+    codes_head,
+    codes_block,
+    steps_slot,
+    steps_head,
+    steps_block,
+    group: tl.constexpr,
+    width: tl.constexpr,
+    part: tl.constexpr,
+    padded_group: tl.constexpr,
+    tile: tl.constexpr,
+    block_size: tl.constexpr,
+    together: tl.constexpr,
+):
+    """Score a tile of one row's stored keys with the query heads of one KV head.
+
+    A tile without a stored token is not read, and its scores are not written.
+    """
+    row = (tl.program_id(0) // num_kv_heads).to(tl.int64)
+    head = tl.program_id(0) % num_kv_heads
+    first = tl.program_id(1) * tile
+    if first < tl.load(num_stored + row):
+        heads = tl.arange(0, padded_group)
+        is_head = (heads < group)[:, None]
+        tokens = first + tl.arange(0, tile)
+        block, place = (tokens // block_size).to(tl.int64), tokens % block_size
+        is_token = (tokens < num_tokens)[None, :]
+        # A byte has one number in its low half, and the one four places behind it in the other.
+        half: tl.constexpr = together // 2
+        byte = tl.arange(0, part // 2)
+        eight, offset = byte // half, byte % half
+        queries = query + ((row * num_kv_heads + head) * group + heads)[:, None] * width
+        total = tl.zeros([padded_group, tile], tl.float32)
+        for start in range(0, width, part):
+            columns = (start + eight * together + offset)[None, :]
+            low_queries = tl.load(queries + columns, mask=is_head, other=0.0)
+            high_queries = tl.load(queries + columns + half, mask=is_head, other=0.0)
+            packed = tl.load(
+                codes
+                + row * codes_slot
+                + head * codes_head
+                + block[None, :] * codes_block
+                + ((start // together + eight)[:, None] * block_size + place[None, :]) * half
+                + offset[:, None],
+                mask=is_token,
+                other=0,
+            )
+            low = (packed & 15).to(tl.float32) - 7.5
+            high = (packed >> 4).to(tl.float32) - 7.5
+            products = tl.dot(low_queries, low, input_precision="tf32x3")
+            products += tl.dot(high_queries, high, input_precision="tf32x3")
+            step = tl.load(
+                steps
+                + row * steps_slot
+                + head * steps_head
+                + block * steps_block
+                + start // part * block_size
+                + place,
+                mask=tokens < num_tokens,
+                other=0.0,
+            )
+            total += products * step.to(tl.float32)[None, :]
+        target = ((row * num_kv_heads + head) * group + heads)[:, None] * num_tokens + tokens[None, :]
+        tl.store(scores + target, total, mask=is_head & is_token)
+
+
+def stored_scores(query: Tensor, codes: Tensor, steps: Tensor, num_stored: Tensor, num_tokens: int) -> Tensor:
+    """Return query · key of stored keys, float32 [row, kv_head, group, token].
+
+    `query` is float32 [row, kv_head, group, width] and rotated. `codes` and `steps` are the planes of keys in
+    a `TokenStore`, of as many slots; parts have 32 or 64 numbers. Scores behind the first `num_stored` [row]
+    tokens have any value.
+    """
+    rows, kv_heads, group, width = query.shape
+    scores = query.new_empty(rows, kv_heads, group, num_tokens)
+    _score_stored[(rows * kv_heads, triton.cdiv(num_tokens, _STORED_TILE))](
+        query.contiguous(),
+        codes,
+        steps,
+        num_stored,
+        scores,
+        kv_heads,
+        num_tokens,
+        *codes.stride()[:3],
+        *steps.stride()[:3],
+        group=group,
+        width=width,
+        part=width // steps.shape[3],
+        padded_group=max(triton.next_power_of_2(group), _FEWEST_ROWS),
+        tile=_STORED_TILE,
+        block_size=BLOCK,
+        together=STORED_TOGETHER,
+        num_warps=4,
+    )
+    return scores

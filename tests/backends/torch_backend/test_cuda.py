@@ -22,6 +22,7 @@ from backends.torch_backend.model.attention import MASKED, AttentionOptions, gro
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import KVCacheDtype, PoolOptions
+from cache.token_store import TokenStore
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.families import FAMILIES, save_tiny, tiny_config
@@ -240,6 +241,49 @@ def test_the_kernel_of_prompts(num_queries: int) -> None:
         query.double(), key.double(), value.double(), bias.double(), scaling=options.scaling
     )
     assert _difference(fused_attention.prompt_attention(query, key, value, options), expected) < 1e-2
+
+
+def _rows(*shape: int) -> torch.Tensor:
+    """Return rows whose rotation in 64s is exact in any order of its sums."""
+    return torch.randint(-99, 99, shape).float()
+
+
+def test_a_store_has_its_values_in_the_hosts_memory() -> None:
+    """A captured graph reads them there, and sees what is written later."""
+    torch.manual_seed(1)
+    before = torch.cuda.memory_allocated()
+    store, oracle = (TokenStore(512, 3, 2, (64, 128), device) for device in ("cuda", "cpu"))
+    taken, whole = torch.cuda.memory_allocated() - before, sum(plane.nbytes for plane in store.planes)
+    assert whole - store.host_bytes <= taken < whole
+    chosen = torch.randint(40, (3, 2, 9))
+    on_gpu = chosen.cuda()
+    store.values(slice(None), on_gpu)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = store.values(slice(None), on_gpu)
+    for slot in (1, 2, 1):
+        keys, values = _rows(2, 40, 64), _rows(2, 40, 128)
+        store.fill(slot, keys.cuda(), values.cuda())
+        oracle.fill(slot, keys, values)
+        graph.replay()
+        assert torch.equal(found.cpu(), oracle.values(slice(None), chosen))
+
+
+@pytest.mark.parametrize(("group", "width"), [(1, 64), (4, 128), (8, 96), (16, 576)])
+def test_the_kernel_of_stored_keys(group: int, width: int) -> None:
+    torch.manual_seed(1)
+    store = TokenStore(700, 3, 2, (width,), "cuda")
+    for slot in range(3):
+        store.fill(slot, torch.randn(2, 700, width, device="cuda"))
+    query = torch.randn(2, 2, group, width, device="cuda")
+    num_stored = torch.tensor([700, 65], device="cuda")
+    assert fused_attention.fits_store(query, store)
+    scores = fused_attention.stored_scores(query, store, slice(1, 3), num_stored)
+    expected = query.double() @ store.keys(slice(1, 3)).double().transpose(2, 3)
+    assert scores.shape == expected.shape
+    assert _difference(scores[0], expected[0]) < 1e-5
+    assert _difference(scores[1, ..., :65], expected[1, ..., :65]) < 1e-5
 
 
 def _answer(server: Server, name: str) -> str:

@@ -25,6 +25,7 @@ from tests.backends.checkpoints import save_checkpoint
 from tests.backends.driver import Driver, Request
 from tests.backends.oracle import random_prompt
 
+CPU = torch.device("cpu")
 PLANES = (PlaneSpec("key", 8, torch.float32), PlaneSpec("value", 8, torch.float32))
 ENTRY = 2 * 2 * 8 * 4  # bytes of a layer
 FULL = LayerSpec(4, 2, PLANES, None)
@@ -35,7 +36,7 @@ SCRATCH = 2 * (MAX_MODEL_LEN + 1) * ENTRY  # two of them, of a layer
 
 def sized(free: int, *pools: PoolOptions, layers: tuple[LayerSpec, ...] = (FULL,)) -> list[PolicyOptions]:
     config = TorchBackendConfig("model", pools=pools or (PoolOptions(4),))
-    return [pool.policy for pool in sized_pools(config, layers, MAX_MODEL_LEN, free)]
+    return [pool.policy for pool in sized_pools(config, layers, MAX_MODEL_LEN, free, CPU)]
 
 
 def test_a_slot_for_the_longest_sequence_loses_nothing() -> None:
@@ -61,7 +62,7 @@ def fitted(free: int, limit: int, policy: PolicyName, monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory, "free_bytes", lambda _device: free)
     pools = (PoolOptions(4, PolicyOptions(policy)),)
     config = TorchBackendConfig("model", pools=pools, fills_memory=True)
-    return fitting_length(config, (FULL,), limit, torch.device("cpu"))
+    return fitting_length(config, (FULL,), limit, CPU)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_slots_beyond_the_usual_length_take_a_quarter_of_the_memory_unless_confi
     available = 4 * (2 * 131_073 + 4 * 60_000) * ENTRY
     monkeypatch.setattr(memory, "available_bytes", lambda *_: available)
     config = TorchBackendConfig("model", (PoolOptions(4),), max_model_len=configured, fills_memory=True)
-    [pool] = with_sizes(config, (FULL,), 131_072, torch.device("cpu")).pools
+    [pool] = with_sizes(config, (FULL,), 131_072, CPU).pools
     taken = slot_bytes(pool, (FULL,), 131_072) + 2 * 131_073 * ENTRY
     assert 0.7 * available / share < taken <= available / share
 
@@ -120,7 +121,7 @@ def test_long_slots_are_of_a_few_sizes_unless_a_length_is_configured(max_model_l
     scratch = 2 * 131_073 * ENTRY
     capacities = []
     for num_entries in (20_000, 30_000, 36_000, 45_000, 55_000, 90_000):
-        [pool] = sized_pools(config, (FULL,), 131_072, scratch + 4 * num_entries * ENTRY)
+        [pool] = sized_pools(config, (FULL,), 131_072, scratch + 4 * num_entries * ENTRY, CPU)
         capacities.append(pool.policy.resolve(131_072).layout.capacity)
     if max_model_len is None:
         assert capacities == [16_384, 24_576, 32_768, 32_768, 49_152, 65_536]
@@ -131,7 +132,7 @@ def test_long_slots_are_of_a_few_sizes_unless_a_length_is_configured(max_model_l
 
 def test_slots_are_smaller_than_a_scratch_that_evicts() -> None:
     config = TorchBackendConfig("model", pools=(PoolOptions(4),), scratch_capacity=4096)
-    [pool] = sized_pools(config, (FULL,), MAX_MODEL_LEN, 10**12)
+    [pool] = sized_pools(config, (FULL,), MAX_MODEL_LEN, 10**12, CPU)
     policy = pool.policy.resolve(MAX_MODEL_LEN)
     assert 4000 < policy.layout.capacity < 4096
     kinds = layer_kinds(policy, (FULL,), MAX_MODEL_LEN)
@@ -141,7 +142,7 @@ def test_slots_are_smaller_than_a_scratch_that_evicts() -> None:
 @pytest.mark.parametrize("scratch_capacity", [300, 1000, 2000])
 def test_slots_fit_a_small_scratch(scratch_capacity: int) -> None:
     config = TorchBackendConfig("model", pools=(PoolOptions(4),), scratch_capacity=scratch_capacity)
-    [pool] = sized_pools(config, (FULL,), MAX_MODEL_LEN, 10**12)
+    [pool] = sized_pools(config, (FULL,), MAX_MODEL_LEN, 10**12, CPU)
     policy = pool.policy.resolve(MAX_MODEL_LEN)
     kinds = layer_kinds(policy, (FULL,), MAX_MODEL_LEN)
     assert scratch_layout(scratch_capacity, MAX_MODEL_LEN, 512, kinds).max_tokens == scratch_capacity
@@ -248,19 +249,18 @@ def test_answers_are_those_of_policy_full(tmp_path: Path) -> None:
 
 
 def test_a_cpus_free_memory_is_half_of_what_the_control_group_leaves(tmp_path: Path) -> None:
-    cpu = torch.device("cpu")
-    assert free_bytes(cpu, tmp_path) is None
+    assert free_bytes(CPU, tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
-    assert free_bytes(cpu, tmp_path) == 2000 * 1024
+    assert free_bytes(CPU, tmp_path) == 2000 * 1024
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
     (group / "memory.max").write_text("max\n")
-    assert free_bytes(cpu, tmp_path) == 2000 * 1024
+    assert free_bytes(CPU, tmp_path) == 2000 * 1024
     (group / "memory.max").write_text(f"{3000 * 1024}\n")
     (group / "memory.current").write_text(f"{1000 * 1024}\n")
     (group / "memory.stat").write_text(f"anon {600 * 1024}\ninactive_file {400 * 1024}\n")
-    assert free_bytes(cpu, tmp_path) == 1200 * 1024, "pages of files are reclaimed"
+    assert free_bytes(CPU, tmp_path) == 1200 * 1024, "pages of files are reclaimed"
 
 
 def test_stored_prompts_take_a_tenth_of_the_memory_and_at_most_4_gib() -> None:
@@ -280,22 +280,42 @@ def test_stored_prompts_fit_beside_slots_and_scratches() -> None:
         fitting_prefix_bytes(4001, 5000, 1000)
 
 
+def test_a_gpu_has_a_stores_values_in_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda")
+    options = PoolOptions(4, PolicyOptions(PolicyName.SPARSE))
+    config = TorchBackendConfig("model", pools=(options, PoolOptions(4)), fills_memory=True)
+    whole = slot_bytes(options, (FULL,), MAX_MODEL_LEN)
+    num_blocks = (MAX_MODEL_LEN - 128) // 16 + 1
+    values = 4 * 2 * num_blocks * 16 * 4  # slots, heads, entries, bytes of 8 numbers in 4 bits
+    free = SCRATCH + whole + 4 * 3000 * ENTRY
+
+    def capacity(device: torch.device, free: int) -> int:
+        [_, pool] = sized_pools(config, (FULL,), MAX_MODEL_LEN, free, device)
+        return pool.policy.resolve(MAX_MODEL_LEN).layout.capacity
+
+    assert capacity(gpu, free - values) == capacity(CPU, free) > 2048
+    monkeypatch.setattr(memory, "available_bytes", lambda *_: 10**9)
+    given = replace(config, pools=(options,), fills_memory=False, prefix_cache_bytes=10**9 - values)
+    assert with_sizes(given, (FULL,), MAX_MODEL_LEN, gpu).prefix_cache_bytes == 10**9 - values
+    with pytest.raises(ValueError, match=f"slots and scratches take {values} of them"):
+        with_sizes(replace(given, prefix_cache_bytes=10**9), (FULL,), MAX_MODEL_LEN, gpu)
+
+
 def test_slots_and_stored_prompts_do_not_overcommit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots that fill the memory leave the store's bytes, and slots of a given size may not."""
     available = 2 * (SCRATCH + 4 * 5000 * ENTRY)
     for module in (memory, host_memory):
         monkeypatch.setattr(module, "available_bytes", lambda *_: available)
-    cpu = torch.device("cpu")
     config = TorchBackendConfig("model", pools=(PoolOptions(4),), fills_memory=True, prefix_cache_bytes=None)
-    sized = with_sizes(config, (FULL,), MAX_MODEL_LEN, cpu)
+    sized = with_sizes(config, (FULL,), MAX_MODEL_LEN, CPU)
     assert sized.prefix_cache_bytes == available // 10
     taken = SCRATCH + slot_bytes(sized.pools[0], (FULL,), MAX_MODEL_LEN)
     assert taken + available // 10 <= available // 2
     given = replace(config, fills_memory=False, pools=(PoolOptions(4, PolicyOptions(PolicyName.FULL)),))
     room = available - SCRATCH - slot_bytes(given.pools[0], (FULL,), MAX_MODEL_LEN)
-    assert with_sizes(replace(given, prefix_cache_bytes=room), (FULL,), MAX_MODEL_LEN, cpu)
+    assert with_sizes(replace(given, prefix_cache_bytes=room), (FULL,), MAX_MODEL_LEN, CPU)
     with pytest.raises(ValueError, match=f"prefix_cache_bytes must be at most {room}: "):
-        with_sizes(replace(given, prefix_cache_bytes=room + 1), (FULL,), MAX_MODEL_LEN, cpu)
+        with_sizes(replace(given, prefix_cache_bytes=room + 1), (FULL,), MAX_MODEL_LEN, CPU)
 
 
 def test_a_draft_reads_as_long_prompts_as_fit() -> None:

@@ -247,7 +247,7 @@ def _fill_stores(backend: TorchBackend) -> None:
     for pool in backend.pools:
         for layer in pool.cache.layers:
             if layer.slots.store is not None:
-                for plane in layer.slots.store.planes:  # codes, and steps
+                for plane in layer.slots.store.planes:  # codes, steps and centres
                     plane.fill_(0.25) if plane.is_floating_point() else plane.random_(256)
 
 

@@ -260,6 +260,14 @@ class SlotCache:
         if self.store is not None:
             self.store.fill(slot, *(source[:, sink:start] for source in sources))
 
+    def set_centres(self, slot: int, num_prompt_tokens: int) -> None:
+        """Set the centres of a slot's store to the means of a prompt's keys behind the sinks.
+
+        This is for a prompt that was written straight into its slot. `pack` sets those of other prompts.
+        """
+        if self.store is not None:
+            self.store.set_centres(slot, self.planes[0][slot, :, self.layout.num_sink : num_prompt_tokens])
+
     def demote(self, slots: Tensor, entries: Tensor, store_entries: Tensor) -> None:
         """Store the tokens in some ring entries, which are overwritten next. All arguments are [row]."""
         assert self.store is not None, "only a policy with a store demotes tokens"

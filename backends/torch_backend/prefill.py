@@ -129,6 +129,7 @@ class Prefill:
             pool.will_write(slot, pool.written[row.slots[0]] if row.scratch is None else ALL_ENTRIES)
         if row.scratch is None:
             for layer in pool.cache.layers:
+                layer.slots.set_centres(row.slots[0], row.num_prompt_tokens)
                 layer.slots.copy(row.slots[0], row.slots[1:])
             return []
         num_evicted = row.num_prompt_tokens - self._scratch.num_held(row.num_prompt_tokens)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from tests.reference.recipe import Recipe
@@ -31,6 +32,9 @@ class Slot:
         ring_size = recipe.num_recent + (recipe.num_kept - len(kept) if recipe.lend_kept else 0)
         self.ring: list[Token | None] = [None] * ring_size
         self._cursor = 0
+        behind_sinks = prompt[recipe.num_sink :]
+        stored = behind_sinks[: -recipe.num_recent] or behind_sinks
+        self._centre = torch.stack([token.key for token in stored]).mean(0) if stored else 0.0
         for token in prompt:
             self.append(token)
         window_start = len(prompt) - recipe.prompt_window
@@ -48,7 +52,8 @@ class Slot:
             return
         oldest = self.ring[self._cursor]
         if oldest is not None and self._recipe.num_attended is not None:
-            self.stored.append(replace(oldest, key=in_4_bits(oldest.key), value=in_4_bits(oldest.value)))
+            key = in_4_bits(oldest.key - self._centre) + self._centre
+            self.stored.append(replace(oldest, key=key, value=in_4_bits(oldest.value)))
         self.ring[self._cursor] = token
         self._cursor = (self._cursor + 1) % len(self.ring)
 

@@ -190,5 +190,5 @@ _RULES = (
     _Rule(CallFunction(_aten.add.Tensor, KeywordArg("left"), KeywordArg("right")), _fuse_residual),
     _Rule(_rotary_pattern(), _fuse_rotary),
     _Rule(_attention_pattern(_slot_attention, 11), _fuse_rotary_into_attention),
-    _Rule(_attention_pattern(_sparse_attention, 14), _fuse_rotary_into_attention),
+    _Rule(_attention_pattern(_sparse_attention, 15), _fuse_rotary_into_attention),
 )

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _ROW_SIZES = ("rows",)
 _BIAS_SIZES = ("rows", None, "entries")
 _PLANE_SIZES = ("slots", None, "capacity")
-_STORE_SIZES = (("slots", None, "blocks"), ("slots", None, "stored")) * 2
+_STORE_SIZES = (*(("slots", None, "blocks"), ("slots", None, "stored")) * 2, ("slots", None))
 _STATE_SIZES = ("slots",)
 
 
@@ -45,7 +45,8 @@ class DecodeCall:
     """A layer's call in a decode step, with the tensors that the layer finds in its cache.
 
     `slots` [row] are the rows' slots. `num_attended` is 0 for slots without a store; else the planes of the
-    store are the last ones, two for each of the others. There are no planes where a layer does not attend.
+    store are the last ones, two for each of the others and one more. There are no planes where a layer does
+    not attend.
     """
 
     call: LayerCall
@@ -67,7 +68,7 @@ class DecodeCall:
     @property
     def num_own_planes(self) -> int:
         """The planes but for those of the store."""
-        return len(self.planes) // 3 if self.num_attended else len(self.planes)
+        return (len(self.planes) - 1) // 3 if self.num_attended else len(self.planes)
 
     def step_tensors(self) -> list[Tensor]:
         """Return what a step brings for all layers of a kind."""

@@ -99,7 +99,7 @@ def stored_scores(query: Tensor, store: TokenStore, slots: slice, num_stored: Te
     assert kernels is not None, "the queries fit"
     codes, steps = store.key_planes
     scores: Tensor = kernels.stored_scores(query, codes[slots], steps[slots], num_stored, store.num_tokens)
-    return scores
+    return scores.add_(query @ store.centres[slots][..., None])
 
 
 @cache

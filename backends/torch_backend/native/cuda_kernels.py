@@ -314,7 +314,7 @@ def _score_stored(  # type: ignore[no-untyped-def]
 
 
 def stored_scores(query: Tensor, codes: Tensor, steps: Tensor, num_stored: Tensor, num_tokens: int) -> Tensor:
-    """Return query · key of stored keys, float32 [row, kv_head, group, token].
+    """Return query · key of stored keys less their centre, float32 [row, kv_head, group, token].
 
     `query` is float32 [row, kv_head, group, width] and rotated. `codes` and `steps` are the planes of keys in
     a `TokenStore`, of as many slots; parts have 32 or 64 numbers. Scores behind the first `num_stored` [row]

@@ -73,8 +73,8 @@ for _schema in (
     (
         "sparse_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, "
         "Tensor(c!) key_codes, Tensor(d!) value_codes, Tensor(e!) key_steps, Tensor(f!) value_steps, "
-        "Tensor entries, Tensor bias, Tensor num_stored, int num_attended, float scaling, float softcap, "
-        "Tensor? sinks, *, Tensor? cosines=None, Tensor? sines=None) -> Tensor"
+        "Tensor centres, Tensor entries, Tensor bias, Tensor num_stored, int num_attended, float scaling, "
+        "float softcap, Tensor? sinks, *, Tensor? cosines=None, Tensor? sines=None) -> Tensor"
     ),
     (
         "advance_states(Tensor(a!) states, Tensor is_live, Tensor decay, Tensor added, Tensor writes, "

@@ -499,8 +499,8 @@ Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& valu
 // The operator `sparse_attention`: see kernels.py. The rest is as in `slot_attention`.
 Tensor sparse_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys,
                         Tensor& values, Tensor& key_codes, Tensor& value_codes, Tensor& key_steps,
-                        Tensor& value_steps, const Tensor& entries, const Tensor& bias,
-                        const Tensor& num_stored, int64_t num_attended, double scaling, double softcap,
+                        Tensor& value_steps, const Tensor& centres, const Tensor& entries,
+                        const Tensor& bias, const Tensor& num_stored, int64_t num_attended, double scaling, double softcap,
                         const std::optional<Tensor>& sinks, const std::optional<Tensor>& cosines,
                         const std::optional<Tensor>& sines) {
   check_slot_arguments(query, key, value, keys, values, std::nullopt, std::nullopt, entries, bias);
@@ -522,6 +522,7 @@ Tensor sparse_attention(const Tensor& query, const Tensor& key, const Tensor& va
         {num_slots, num_kv_heads, key_codes.size(2), width / part_size(width), kStoredBlock});
   check("value_steps", value_steps, at::kBFloat16,
         {num_slots, num_kv_heads, num_entries, value_width / part_size(value_width)});
+  check("centres", centres, at::kFloat, {num_slots, num_kv_heads, width});
   check("num_stored", num_stored, at::kLong, {num_rows});
   TORCH_CHECK(num_attended > 0, "num_attended must be at least 1, got ", num_attended);
   const int64_t* stored = num_stored.const_data_ptr<int64_t>();
@@ -530,8 +531,8 @@ Tensor sparse_attention(const Tensor& query, const Tensor& key, const Tensor& va
                 "], got ", stored[row], " in row ", row);
   }
   const Store store{{key_codes.data_ptr<uint8_t>(), value_codes.data_ptr<uint8_t>(),
-                     key_steps.data_ptr<BFloat16>(), value_steps.data_ptr<BFloat16>(), stored, num_entries,
-                     num_attended}};
+                     key_steps.data_ptr<BFloat16>(), value_steps.data_ptr<BFloat16>(),
+                     centres.const_data_ptr<float>(), stored, num_entries, num_attended}};
   Tensor output = at::empty({num_rows, 1, query.size(1), value_width}, query.options());
   const auto run = [&](auto type) {
     using T = decltype(type);

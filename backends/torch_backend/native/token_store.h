@@ -1,7 +1,8 @@
 // The tokens of a slot that are older than its ring, in 4 bits a value: see cache/token_store.py.
 //
 // A decode step scores all of them by their own keys, chooses the best, and adds these to its softmax. Scores
-// are products of rotated rows, as rotations change no products. The query is rounded to 8 bits, an error that
+// are products of rotated rows, as rotations change no products, and that of the centre, which keys are stored
+// without. The query is rounded to 8 bits, an error that
 // is much smaller than that of keys in 4 bits. Sums of codes are exact integers, and tokens are chosen by score
 // and then by age: a row's choice does not depend on the batch.
 
@@ -86,6 +87,7 @@ struct StorePlanes {
   uint8_t* value_codes;   // [slot, kv_head, entry, value width / 2]
   BFloat16* key_steps;    // [slot, kv_head, block, part, 16]
   BFloat16* value_steps;  // [slot, kv_head, entry, part]
+  const float* centres;   // [slot, kv_head, width]: keys are stored less these, rotated
   const int64_t* num_stored;  // [row]
   int64_t num_entries;
   int64_t num_attended;
@@ -117,6 +119,7 @@ class StoredTokens {
         num_value_parts_(value_width / value_part_),
         key_steps_(planes.key_steps + plane * planes.num_entries * num_parts_),
         value_steps_(planes.value_steps + plane * planes.num_entries * num_value_parts_),
+        centre_(planes.centres + plane * width),
         num_stored_(planes.num_stored[row]),
         num_chosen_(std::min(planes.num_attended, num_stored_)) {}
 
@@ -131,6 +134,7 @@ class StoredTokens {
     scratch.codes.resize(longest);
     uint8_t* codes = scratch.codes.data();
     load_rotated(scratch.rotated.data(), key, width_);
+    for (int64_t i = 0; i < width_; ++i) scratch.rotated[i] -= centre_[i];
     const int64_t first = entry / kStoredBlock * kStoredBlock;
     const int64_t place = entry % kStoredBlock;
     for (int64_t p = 0; p < num_parts_; ++p) {
@@ -244,6 +248,7 @@ class StoredTokens {
     scratch.queries.resize(num_heads_ * width_);
     scratch.query_sums.resize(kTileRows * num_parts_);
     float factors[kTileRows];
+    float offsets[kTileRows];  // scores of the centre
     int32_t* sums = scratch.query_sums.data();
     for (int64_t h = 0; h < num_heads_; h += kTileRows) {
       const int64_t count = std::min(kTileRows, num_heads_ - h);
@@ -252,12 +257,15 @@ class StoredTokens {
         int8_t* integers = &scratch.queries[(h + i) * width_];
         factors[i] = round_query(integers, scratch.rotated.data(), sums + i * num_parts_);
         factors[i] *= group.scaling;
+        offsets[i] = 0;
+        for (int64_t d = 0; d < width_; ++d) offsets[i] += scratch.rotated[d] * centre_[d];
+        offsets[i] *= group.scaling;
       }
       switch (count) {
-        case 1: score_heads<1>(scratch, h, factors, sums, group.softcap); break;
-        case 2: score_heads<2>(scratch, h, factors, sums, group.softcap); break;
-        case 3: score_heads<3>(scratch, h, factors, sums, group.softcap); break;
-        default: score_heads<kTileRows>(scratch, h, factors, sums, group.softcap);
+        case 1: score_heads<1>(scratch, h, factors, offsets, sums, group.softcap); break;
+        case 2: score_heads<2>(scratch, h, factors, offsets, sums, group.softcap); break;
+        case 3: score_heads<3>(scratch, h, factors, offsets, sums, group.softcap); break;
+        default: score_heads<kTileRows>(scratch, h, factors, offsets, sums, group.softcap);
       }
     }
   }
@@ -277,8 +285,8 @@ class StoredTokens {
 
   // Write the scores of all entries for `heads` heads from head `first` on.
   template <int64_t heads>
-  void score_heads(Scratch& scratch, int64_t first, const float* factors, const int32_t* query_sums,
-                   float softcap) const {
+  void score_heads(Scratch& scratch, int64_t first, const float* factors, const float* offsets,
+                   const int32_t* query_sums, float softcap) const {
     const Ints low_half = broadcast(0x0f0f0f0f);
     const int8_t* queries = &scratch.queries[first * width_];
     const auto four = [&](int64_t head, int64_t d) {
@@ -312,7 +320,7 @@ class StoredTokens {
       }
       const Lanes lanes = first_lanes(num_stored_ - e);
       UNROLL for (int64_t h = 0; h < heads; ++h) {
-        Floats row = products[h] * broadcast(factors[h]);
+        Floats row = fmadd(products[h], broadcast(factors[h]), broadcast(offsets[h]));
         if (softcap > 0) row = broadcast(softcap) * tanh(row / broadcast(softcap));
         const Floats lowest = broadcast(std::numeric_limits<float>::lowest());
         store(&scratch.scores[(first + h) * padded_ + e], select(lanes, row, lowest));
@@ -455,6 +463,7 @@ class StoredTokens {
   int64_t num_value_parts_;
   BFloat16* key_steps_;
   BFloat16* value_steps_;
+  const float* centre_;
   int64_t num_stored_;
   int64_t num_chosen_;
   int64_t num_heads_ = 0;

@@ -7,6 +7,7 @@ import pytest
 
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from cache.low_bits import rotate
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
@@ -78,6 +79,23 @@ def test_compiled_steps_choose_the_same_tokens(tmp_path: Path, compile_cache: Pa
         [expected], [found] = (request.outputs for request in requests)
         for token, other in zip(expected, found, strict=True):
             assert token.logprob == pytest.approx(other.logprob, abs=0.2)
+
+
+@pytest.mark.parametrize("num_tokens", [13, 100])
+def test_keys_are_stored_less_the_mean_of_the_prompts(tmp_path: Path, num_tokens: int) -> None:
+    """That of the stored ones, or where none is, of all behind the sinks. Each choice has it."""
+    backend = open_backend(save_checkpoint("llama", tmp_path), ALL, MAX_MODEL_LEN)
+    Driver(backend, chunk=32).read(Request(random_prompt(num_tokens), slots=(2, 0)))
+    num_stored = max(num_tokens - 16, 0)
+    for layer in backend.pools[0].cache.layers:
+        store = layer.slots.store
+        assert store is not None
+        read = layer.scratch.planes[0][0] if num_stored else layer.slots.planes[0][2]
+        expected = rotate(read[:, 2 : num_stored + 2 if num_stored else num_tokens]).mean(1)
+        assert expected.any()
+        assert store.centres[2].equal(expected)
+        assert store.centres[0].equal(store.centres[2])
+        assert not store.centres[1].any()
 
 
 def test_a_step_after_the_last_token_that_fits_harms_no_one(tmp_path: Path) -> None:

@@ -225,6 +225,7 @@ def _sparse_arguments() -> dict[str, Any]:
         "value_codes": torch.zeros(3, 2, 32, 4, dtype=torch.uint8),
         "key_steps": torch.zeros(3, 2, 2, 1, 16).bfloat16(),
         "value_steps": torch.zeros(3, 2, 32, 1).bfloat16(),
+        "centres": torch.zeros(3, 2, 8),
         "num_stored": torch.tensor([0, 32]),
         "num_attended": 5,
     }
@@ -255,6 +256,7 @@ def _sparse_arguments() -> dict[str, Any]:
             {"value_steps": torch.zeros(3, 2, 31, 1).bfloat16()},
             "value_steps must have shape [3, 2, 32, 1], got",
         ),
+        ({"centres": torch.zeros(3, 2, 16)}, "centres must have shape [3, 2, 8], got [3, 2, 16]"),
         ({"num_stored": torch.tensor([0])}, "num_stored must have shape [2], got [1]"),
         ({"num_stored": torch.tensor([-1, 32])}, "num_stored must be in [0, 32], got -1 in row 0"),
         ({"num_stored": torch.tensor([0, 33])}, "num_stored must be in [0, 32], got 33 in row 1"),

@@ -33,7 +33,7 @@ def _random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
 
 def _spoil(store: TokenStore, slot: int, first: int, end: int) -> None:
     """Make the steps of some entries NaN."""
-    key_steps, value_steps = store.planes[2:]
+    key_steps, value_steps, _ = store.planes[2:]
     entries = torch.arange(first, end)
     key_steps[slot, :, entries // BLOCK, :, entries % BLOCK] = torch.nan
     value_steps[slot, :, first:end] = torch.nan
@@ -48,7 +48,7 @@ class Case:
         for slot, num_stored in enumerate(NUM_STORED.tolist()):
             num_before = max(num_stored - 1, 0)
             keys, values = (_random(kv_heads, num_before, width, seed=slot) for width in widths)
-            self.store.fill(slot, keys, values)
+            self.store.fill(slot, keys + 0.2, values)  # so that they have a centre
             _spoil(self.store, slot, num_before, STORED + 1)
         for plane in (*self.planes, *self.store.planes[2:]):
             plane[2] = torch.nan

@@ -118,7 +118,7 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
     """Return what each deployment and policy carries. Raises OptionError if none carries anything."""
     machine_file = load_machine_file(options.machine)
     policies = [
-        policy_of(name, min(options.slot_capacity, options.context)).resolve(options.context)
+        policy_of(options, name, min(options.slot_capacity, options.context)).resolve(options.context)
         for name in options.policy
     ]
     tried = [

@@ -96,7 +96,12 @@ def switching_of(options: ServingOptions, deployment: Deployment) -> Switching |
 def candidate_of(
     options: ServingOptions, deployment: Deployment, policy: CachePolicy, load: Load, num_slots: int = 1
 ) -> Candidate:
-    """Return this deployment with drafts, stored prompts and other models as the options say."""
+    """Return this deployment with drafts, stored prompts and other models as the options say.
+
+    Raises `OptionError` for speculative decoding with a store, which is not served.
+    """
+    if policy.store is not None and options.draft_model is not None:
+        raise OptionError(f"--draft-model needs another policy than {policy.name}, which verifies no drafts")
     switching = switching_of(options, deployment)
     return Candidate(
         deployment,
@@ -112,8 +117,13 @@ def candidate_of(
     )
 
 
-def policy_of(name: PolicyName, slot_capacity: int) -> PolicyOptions:
-    """Return a policy with slots of `slot_capacity` entries. `full` and `sparse` hold every token instead."""
+def policy_of(options: MachineOptions, name: PolicyName, slot_capacity: int) -> PolicyOptions:
+    """Return a policy with slots of `slot_capacity` entries. `full` and `sparse` hold every token instead.
+
+    Raises `OptionError` for `sparse` with slots in 8 bits, which the server refuses too.
+    """
+    if name is PolicyName.SPARSE and options.kv_cache_dtype is not KVCacheDtype.AUTO:
+        raise OptionError(f"--kv-cache-dtype must be auto for policy {name}, got {options.kv_cache_dtype}")
     holds_all = name in (PolicyName.FULL, PolicyName.SPARSE)
     return PolicyOptions(name, slot_capacity=None if holds_all else slot_capacity)
 

@@ -55,7 +55,7 @@ class MachineOptions(SimulateGroup):
     slots_in_ddr: bool = False
     """Let slots that HBM cannot hold stream from DDR."""
     slot_capacity: Count = 8192
-    """Entries of a slot, of all policies but full."""
+    """Entries of a slot, of all policies but full and sparse."""
 
 
 class OneDeploymentOptions(MachineOptions):

@@ -67,7 +67,7 @@ def sweep_answer(options: SweepOptions) -> Answer:
     deployment = deployment_of(options, max(options.sockets) if options.sockets else None, loops=False)
     counts = options.sockets or socket_counts(deployment.machine.max_sockets)[-2:]
     deployment.model.check_context(max(options.contexts))
-    policies = [policy_of(name, options.slot_capacity) for name in options.policy]
+    policies = [policy_of(options, name, options.slot_capacity) for name in options.policy]
     executions = options.executions or default_executions(deployment.machine)
     axes = SweepAxes(options.batches, options.contexts, counts, policies, executions)
     rows = list(sweep(deployment, axes, load_machine_file(options.machine).changes()))

@@ -23,7 +23,7 @@ _SAMPLE_INTERVAL = 60.0  # seconds between two rows of the series
 
 def replay_answer(options: ReplayOptions) -> Answer:
     """Play a trace, write its series and plot on request, and return its percentiles and totals."""
-    policy = policy_of(options.policy, options.slot_capacity).resolve(options.max_model_len)
+    policy = policy_of(options, options.policy, options.slot_capacity).resolve(options.max_model_len)
     deployment = serving_deployment(options, options.sockets)
     if options.other_models and (options.series or options.plot):
         raise OptionError("--series and --plot are of one model, and --other-models has more")

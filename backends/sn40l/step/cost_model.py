@@ -89,8 +89,8 @@ class DeploymentCost:
 
 def _mean_shape(pools: Sequence[SlotPoolSpec], resident_entries: int | None) -> DecodeShape:
     """Return the shape of all slots together, each with the pools' mean numbers of entries."""
-    num_slots = sum(pool.num_slots for pool in pools)
-    shapes = [DecodeShape.of(pool.policy, pool.num_slots) for pool in pools]
+    shapes = [DecodeShape.of(pool.policy, pool.num_slots) for pool in pools if pool.num_slots > 0]
+    num_slots = sum(one.batch for one in shapes)
 
     def mean(sizes: Iterable[int]) -> int:
         return -(-sum(one.batch * size for one, size in zip(shapes, sizes, strict=True)) // num_slots)

@@ -96,7 +96,12 @@ class _DecodeGraph:
         attention = layer.attention
         precision = self._model.precision
         row = 2.0 * batch * hidden
-        scores = 2.0 * batch * attention.num_heads * attention.num_entries(self._shape.capacity) / sockets
+        entries = attention.num_entries(self._shape.capacity)
+        num_stored = self._shape.num_stored(attention)
+        num_attended = entries - num_stored + min(num_stored, self._shape.num_attended)
+        scores, chosen = (
+            2.0 * batch * attention.num_heads * count / sockets for count in (entries, num_attended)
+        )
         half = self._attention(layer)
         for name, spilled in (
             ("norm", 2 * row),
@@ -111,17 +116,17 @@ class _DecodeGraph:
             attention.input_params,
             2 * row,
         )
-        for name in ("scores", "values"):
+        for name, spilled in (("scores", scores), ("values", chosen)):
             yield Kernel(
                 name,
                 cache_bytes=half.cache_bytes / 2,
                 ddr_bytes=half.ddr_bytes / 2,
                 gather_bytes=half.gather_bytes / 2,
-                activation_bytes=scores,
+                activation_bytes=spilled,
                 attention_operations=half.attention_operations / 2,
                 attention_efficiency=half.attention_efficiency,
             )
-        yield Kernel("softmax", activation_bytes=2 * scores)
+        yield Kernel("softmax", activation_bytes=2 * chosen)
         yield self._product(
             "output",
             attention.output_params * precision.attention,
@@ -191,9 +196,11 @@ class _DecodeGraph:
         products = attention.score_width * entries
         products += (attention.decode_width - attention.score_width) * (entries - num_stored + num_attended)
         operations = 2.0 * sequences * heads * products
-        # Of a store, the keys are read in a row, and what is attended to is gathered.
-        keys = num_stored * attention.stored_bytes * attention.key_width / attention.cache_width
-        gathered = num_attended * attention.stored_bytes
+        # Of a store, all keys are read, and the values of few tokens are gathered. A latent is both.
+        key_share = attention.key_width / attention.cache_width
+        keys = num_stored * attention.stored_bytes * key_share
+        values = 1.0 if attention.key_width == attention.cache_width else 1 - key_share
+        gathered = num_attended * attention.stored_bytes * values
         chosen = _CHOICE_PASSES * 4.0 * attention.num_kv_heads * num_stored
         exact = (entries - num_stored) * attention.cache_width * self._model.precision.cache
         cache_bytes = shape.batch * (exact + keys) * share

@@ -37,18 +37,8 @@ def token_seconds(deployment: Deployment, shape: DecodeShape, speculation: Specu
     if speculation is None:
         return decode_seconds(deployment, shape)
     verified = speculation.num_drafts + 1
-    verification = _divided(shape, verified)
+    verification = DecodeShape(shape.batch * verified, max(1, shape.capacity // verified))
     drafting = replace(deployment, model=speculation.draft, beside=())
     seconds = speculation.num_drafts * decode_seconds(drafting, shape)
     seconds += decode_seconds(deployment, verification)
     return seconds / speculation.expected_tokens
-
-
-def _divided(shape: DecodeShape, num_rows: int) -> DecodeShape:
-    """Return the shape of `num_rows` rows a sequence, which read its slot once together."""
-    return DecodeShape(
-        shape.batch * num_rows,
-        max(1, shape.capacity // num_rows),
-        None if shape.num_exact is None else shape.num_exact // num_rows,
-        shape.num_attended // num_rows,
-    )

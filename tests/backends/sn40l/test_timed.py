@@ -214,6 +214,7 @@ def test_pools_with_and_without_a_store_fit_together() -> None:
     for pool, shape in enumerate(shapes):
         step = decode_step(deployment, shape).seconds
         assert cost.seconds(replace(decode(7, 5), pool=pool)) == pytest.approx(step)
+    DeploymentCost(deployment, *pools, slot_pool(0, full(4096), 4096))  # a pool without slots takes nothing
 
 
 def test_a_prompt_that_its_slot_holds_is_not_compressed_behind_its_scratch() -> None:

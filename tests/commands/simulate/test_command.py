@@ -322,6 +322,14 @@ def test_default_is_all_sockets_of_the_machine(capsys: pytest.CaptureFixture[str
             ("step", "--chrome-trace", "/nowhere/step.json"),
             "--chrome-trace must be a file that can be written",
         ),
+        (
+            ("sweep", "--policy", "sparse", "--kv-cache-dtype", "int8"),
+            "must be auto for policy sparse, got int8",
+        ),
+        (
+            ("plan", "--policy", "sparse", "--draft-model", "llama-3.2-1b", "--acceptance", "0.5"),
+            "--draft-model needs another policy than sparse",
+        ),
         (("step", "--execution", "looped", "--machine", "h100"), "static graphs.*operators or fused"),
         (("replay", "--trace", "/nowhere.jsonl"), "--trace must be a file that can be read .*No such file"),
         (("replay", "--sockets", "17"), "--sockets must be from 1 to 16.*got 17"),

@@ -204,7 +204,7 @@ def test_of_a_store_keys_are_read_and_few_values(
     assert read == pytest.approx(batch * (described.cache_bytes(128) + layers * num_stored * STORED_8B))
     gathered = num_sockets * sum(kernel.gather_bytes for kernel in kernels)
     scores = 4 * 4 * 8 * num_stored
-    chosen = min(num_attended, num_stored) * 2 * STORED_8B
+    chosen = min(num_attended, num_stored) * STORED_8B
     assert gathered == pytest.approx(batch * layers * (scores + chosen))
 
 

@@ -258,13 +258,11 @@ class SlotCache:
             plane[slot].index_copy_(1, chosen_entries, chosen_part)
         self.kept_index[slot, :, :num_used] = kept[:, :num_used]
         if self.store is not None:
+            self.store.set_centres(slot, sources[0][:, sink:num_prompt_tokens])
             self.store.fill(slot, *(source[:, sink:start] for source in sources))
 
     def set_centres(self, slot: int, num_prompt_tokens: int) -> None:
-        """Set the centres of a slot's store to the means of a prompt's keys behind the sinks.
-
-        This is for a prompt that was written straight into its slot. `pack` sets those of other prompts.
-        """
+        """Set the centres of the store for a prompt that was written straight into its slot."""
         if self.store is not None:
             self.store.set_centres(slot, self.planes[0][slot, :, self.layout.num_sink : num_prompt_tokens])
 

@@ -23,10 +23,10 @@ def expected(rows: Tensor) -> Tensor:
 
 
 def expected_keys(keys: Tensor, num_filled: int) -> Tensor:
-    """Return what is read of keys [kv_head, token, width], of which the first ones came together."""
-    rotated = rotate(keys)
-    centre = rotated[:, :num_filled].mean(1, keepdim=True) if num_filled else torch.zeros(1, 1, 1)
-    parts = torch.split(rotated - centre, part_size(keys.shape[-1]), dim=-1)
+    """Return what is read of keys [kv_head, token, width], of which the first ones are the prompt's."""
+    has_centre = num_filled >= 16
+    centre = rotate(keys[:, :num_filled].mean(1))[:, None] if has_centre else torch.zeros(1, 1, 1)
+    parts = torch.split(rotate(keys) - centre, part_size(keys.shape[-1]), dim=-1)
     return torch.cat([dequantize(*quantize(part, 4), 4) for part in parts], dim=-1) + centre
 
 
@@ -46,6 +46,7 @@ def test_a_prompt_and_the_tokens_after_it(num_tokens: int, num_filled: int, seed
     num_filled = min(num_filled, num_tokens)
     keys, values = (integers(NUM_KV_HEADS, num_tokens, width, seed=seed) for width in WIDTHS)
     store = TokenStore(num_tokens, NUM_SLOTS, NUM_KV_HEADS, WIDTHS, "cpu")
+    store.set_centres(1, keys[:, :num_filled])
     store.fill(1, keys[:, :num_filled], values[:, :num_filled])
     for index in range(num_filled, num_tokens):  # beside an idle row and another slot
         store.write(
@@ -75,6 +76,7 @@ def test_chosen_entries_of_several_slots() -> None:
 def test_latents_are_their_own_values() -> None:
     latents = integers(1, 40, 192)
     store = TokenStore(40, 2, 1, (192,), "cpu")
+    store.set_centres(1, latents[:, :39])
     store.fill(1, latents[:, :39])
     store.write(torch.tensor([0, 1]), torch.tensor([40, 39]), torch.stack([latents[:, 0], latents[:, 39]]))
     held = expected_keys(latents, 39)
@@ -90,6 +92,7 @@ def test_what_keys_have_in_common_costs_no_precision() -> None:
     for shift in (0.0, 1000.0):
         store = TokenStore(40, 1, NUM_KV_HEADS, (64, 64), "cpu")
         keys = apart + shift
+        store.set_centres(0, keys[:, :30])
         store.fill(0, keys[:, :30], keys[:, :30])
         for index in range(30, 40):
             store.write(torch.tensor([0]), torch.tensor([index]), *[keys[None, :, index]] * 2)

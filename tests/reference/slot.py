@@ -9,6 +9,8 @@ from torch import Tensor
 from tests.reference.recipe import Recipe
 from tests.reference.rounding import in_4_bits
 
+_FEWEST_OF_A_MEAN = 16
+
 
 @dataclass(frozen=True)
 class Token:
@@ -32,9 +34,8 @@ class Slot:
         ring_size = recipe.num_recent + (recipe.num_kept - len(kept) if recipe.lend_kept else 0)
         self.ring: list[Token | None] = [None] * ring_size
         self._cursor = 0
-        behind_sinks = prompt[recipe.num_sink :]
-        stored = behind_sinks[: -recipe.num_recent] or behind_sinks
-        self._centre = torch.stack([token.key for token in stored]).mean(0) if stored else 0.0
+        keys = [token.key for token in prompt[recipe.num_sink :]]
+        self._centre = torch.stack(keys).mean(0) if len(keys) >= _FEWEST_OF_A_MEAN else 0.0
         for token in prompt:
             self.append(token)
         window_start = len(prompt) - recipe.prompt_window

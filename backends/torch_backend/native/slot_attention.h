@@ -500,9 +500,9 @@ Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& valu
 Tensor sparse_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys,
                         Tensor& values, Tensor& key_codes, Tensor& value_codes, Tensor& key_steps,
                         Tensor& value_steps, const Tensor& centres, const Tensor& entries,
-                        const Tensor& bias, const Tensor& num_stored, int64_t num_attended, double scaling, double softcap,
-                        const std::optional<Tensor>& sinks, const std::optional<Tensor>& cosines,
-                        const std::optional<Tensor>& sines) {
+                        const Tensor& bias, const Tensor& num_stored, int64_t num_attended, double scaling,
+                        double softcap, const std::optional<Tensor>& sinks,
+                        const std::optional<Tensor>& cosines, const std::optional<Tensor>& sines) {
   check_slot_arguments(query, key, value, keys, values, std::nullopt, std::nullopt, entries, bias);
   check_heads_arguments(query, sinks, cosines, sines);
   const int64_t num_rows = query.size(0);

@@ -1,10 +1,10 @@
 // The tokens of a slot that are older than its ring, in 4 bits a value: see cache/token_store.py.
 //
 // A decode step scores all of them by their own keys, chooses the best, and adds these to its softmax. Scores
-// are products of rotated rows, as rotations change no products, and that of the centre, which keys are stored
-// without. The query is rounded to 8 bits, an error that
-// is much smaller than that of keys in 4 bits. Sums of codes are exact integers, and tokens are chosen by score
-// and then by age: a row's choice does not depend on the batch.
+// are products of rotated rows, as rotations change no products. A key is stored less a centre, so the score of
+// the centre is added. The query is rounded to 8 bits, an error that is much smaller than that of keys in 4 bits.
+// Sums of codes are exact integers, and tokens are chosen by score and then by age: a row's choice does not
+// depend on the batch.
 
 #pragma once
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kStoredBlock = 16;    // keys of a block; `BLOCK` in cache/token_store.py
 constexpr int64_t kStoredTogether = 8;  // numbers that share 4 bytes of a block; `STORED_TOGETHER` there
-constexpr int64_t kLargestPart = 64;    // numbers that share a step; `part_size` in cache/low_bits.py
+constexpr int64_t kLargestPart = 64;    // numbers that share a step; `part_size` in cache/layout.py
 constexpr int64_t kSmallestPart = 32;
 constexpr float kMiddle = 7.5f;         // the code that would stand for zero
 constexpr int64_t kCodes = 16;

@@ -20,12 +20,6 @@ def rounded(rows: Tensor) -> Tensor:
     return rotate(torch.cat([dequantize(*quantize(part, 4), 4) for part in parts], dim=-1))
 
 
-def rounded_keys(keys: Tensor) -> Tensor:
-    """Return keys [kv_head, token, width] of which the difference from their mean is rounded."""
-    centre = keys.mean(1, keepdim=True)
-    return rounded(keys - centre) + centre
-
-
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize(
     ("kv_heads", "widths", "value_width"),
@@ -42,6 +36,7 @@ def test_tokens_take_part_as_they_are_once_rounded(
     store = TokenStore(max(NUM_STORED), 2, kv_heads, widths, "cpu")
     stored = [random(2, kv_heads, max(NUM_STORED), width) for width in widths]
     for slot, num_tokens in enumerate(NUM_STORED):
+        store.set_centres(slot, stored[0][slot])
         store.fill(slot, *(rows[slot, :, :num_tokens] for rows in stored))
     exact = [random(2, kv_heads, NUM_EXACT, width) for width in widths]
     query = random(2, NUM_HEADS, 1, widths[0])
@@ -55,9 +50,10 @@ def test_tokens_take_part_as_they_are_once_rounded(
         options,
     )
     for row, num_tokens in enumerate(NUM_STORED):
+        centre = stored[0][row].mean(1, keepdim=True)
         held = [
-            torch.cat([round_rows(old[row, :, :num_tokens]), new[row]], dim=1)
-            for round_rows, old, new in zip((rounded_keys, rounded), stored, exact, strict=False)
+            torch.cat([rounded(old[row, :, :num_tokens] - offset) + offset, new[row]], dim=1)
+            for offset, old, new in zip((centre, torch.zeros(1)), stored, exact, strict=False)
         ]
         expected = grouped_attention(
             query[row, None],

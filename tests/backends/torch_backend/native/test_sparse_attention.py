@@ -48,7 +48,8 @@ class Case:
         for slot, num_stored in enumerate(NUM_STORED.tolist()):
             num_before = max(num_stored - 1, 0)
             keys, values = (_random(kv_heads, num_before, width, seed=slot) for width in widths)
-            self.store.fill(slot, keys + 0.2, values)  # so that they have a centre
+            self.store.set_centres(slot, keys + 0.2)
+            self.store.fill(slot, keys + 0.2, values)
             _spoil(self.store, slot, num_before, STORED + 1)
         for plane in (*self.planes, *self.store.planes[2:]):
             plane[2] = torch.nan

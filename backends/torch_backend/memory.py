@@ -56,17 +56,21 @@ def _host_bytes(
 ) -> int:
     """Return those bytes of the pools' slots that are in the host's memory."""
     each = (slots for options in pools for slots in _unallocated(options, layers, max_model_len))
-    return sum(slots.num_bytes if device.type == "cpu" else slots.host_bytes for slots in each)
+    return sum(slots.num_bytes if device.type == "cpu" else _pinned(slots.host_bytes) for slots in each)
+
+
+def _pinned(num_bytes: int) -> int:
+    """Return what torch's allocator of pinned memory takes: a power of two."""
+    return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
 
 
 def _device_bytes(
     pools: Sequence[PoolOptions], layers: Sequence[LayerSpec], max_model_len: int, device: torch.device
 ) -> int:
     """Return those bytes of the pools' slots that are in the memory which `free_bytes` counts."""
-    num_bytes = sum(slot_bytes(options, layers, max_model_len) for options in pools)
-    if device.type == "cpu":
-        return num_bytes
-    return num_bytes - _host_bytes(pools, layers, max_model_len, device)
+    each = (slots for options in pools for slots in _unallocated(options, layers, max_model_len))
+    is_cpu = device.type == "cpu"
+    return sum(slots.num_bytes - (0 if is_cpu else slots.host_bytes) for slots in each)
 
 
 def _unallocated(
@@ -108,7 +112,14 @@ def fitting_length(
         return least
     pools = sized_pools(config, layers, least, free, device)
 
+    available = available_bytes()
+
+    def pinned(length: int) -> int:
+        return _host_bytes(pools, layers, length, device)
+
     def fits(length: int) -> bool:
+        if device.type != "cpu" and available is not None and pinned(length) > _CPU_SHARE * available:
+            return False
         fillable = _fillable_bytes(config, device, length, num_unloaded_bytes)
         taken = _device_bytes(pools, layers, length, device)
         return fillable is not None and taken + _scratch_bytes(config, layers, length) <= fillable
@@ -146,6 +157,11 @@ def with_sizes(
         config = replace(config, pools=sized_pools(config, layers, max_model_len, free, device))
     taken = _scratch_bytes(config, layers, max_model_len) if device.type == "cpu" else 0
     taken += _host_bytes(config.pools, layers, max_model_len, device)
+    if device.type != "cpu" and available is not None and taken > available:
+        raise ValueError(
+            f"slots of policy sparse need {taken} bytes of the host's memory for their values, and "
+            f"{available} are available: lower num_slots, slot_capacity or max_model_len"
+        )
     num_bytes = fitting_prefix_bytes(config.prefix_cache_bytes, available, taken)
     return replace(config, prefix_cache_bytes=num_bytes)
 

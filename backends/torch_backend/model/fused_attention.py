@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 # Beyond these, tiles of queries, keys and values do not fit a multiprocessor's shared memory.
 _MOST_WIDTH = 256
 _MOST_QUERIES = 64  # query heads of one KV head
+_MOST_STORE_QUERIES = 128  # the same, of a kernel that has no values
 
 
 def fits_prompt(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
@@ -84,9 +85,9 @@ def fits_store(query: Tensor, store: TokenStore) -> bool:
     _, steps = store.key_planes
     return (
         query.is_cuda
-        and query.shape[2] <= _MOST_QUERIES
+        and query.shape[2] <= _MOST_STORE_QUERIES
         and query.shape[3] // steps.shape[3] in (32, 64)
-        and _kernels() is not None
+        and _has_store_kernel()
     )
 
 
@@ -114,3 +115,19 @@ def _kernels() -> ModuleType | None:
         logger.warning("decode's attention runs without its kernel, and slower: Triton fails: %s", error)
         return None
     return cuda_kernels
+
+
+@cache
+def _has_store_kernel() -> bool:
+    """Return whether Triton can build `stored_scores`; warn where it cannot."""
+    kernels = _kernels()
+    if kernels is None:
+        return False
+    try:
+        planes = TokenStore(1, 1, 1, (64,), "cuda").key_planes
+        num_stored = torch.ones(1, dtype=torch.int64, device="cuda")
+        kernels.stored_scores(torch.zeros(1, 1, 1, 64, device="cuda"), *planes, num_stored, 1)
+    except Exception as error:
+        logger.warning("keys in 4 bits are unpacked to be scored, which is slower: Triton fails: %s", error)
+        return False
+    return True

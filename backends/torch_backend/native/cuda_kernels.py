@@ -266,7 +266,7 @@ def _score_stored(  # type: ignore[no-untyped-def]
     A tile without a stored token is not read, and its scores are not written.
     """
     row = (tl.program_id(0) // num_kv_heads).to(tl.int64)
-    head = tl.program_id(0) % num_kv_heads
+    head = (tl.program_id(0) % num_kv_heads).to(tl.int64)
     first = tl.program_id(1) * tile
     if first < tl.load(num_stored + row):
         heads = tl.arange(0, padded_group)

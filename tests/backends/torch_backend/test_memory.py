@@ -295,10 +295,15 @@ def test_a_gpu_has_a_stores_values_in_the_hosts_memory(monkeypatch: pytest.Monke
 
     assert capacity(gpu, free - values) == capacity(CPU, free) > 2048
     monkeypatch.setattr(memory, "available_bytes", lambda *_: 10**9)
-    given = replace(config, pools=(options,), fills_memory=False, prefix_cache_bytes=10**9 - values)
-    assert with_sizes(given, (FULL,), MAX_MODEL_LEN, gpu).prefix_cache_bytes == 10**9 - values
-    with pytest.raises(ValueError, match=f"slots and scratches take {values} of them"):
+    pinned = 1 << (values - 1).bit_length()
+    assert pinned > values
+    given = replace(config, pools=(options,), fills_memory=False, prefix_cache_bytes=10**9 - pinned)
+    assert with_sizes(given, (FULL,), MAX_MODEL_LEN, gpu).prefix_cache_bytes == 10**9 - pinned
+    with pytest.raises(ValueError, match=f"slots and scratches take {pinned} of them"):
         with_sizes(replace(given, prefix_cache_bytes=10**9), (FULL,), MAX_MODEL_LEN, gpu)
+    monkeypatch.setattr(memory, "available_bytes", lambda *_: pinned - 1)
+    with pytest.raises(ValueError, match=f"^slots of policy sparse need {pinned} bytes of the host's memory"):
+        with_sizes(replace(given, prefix_cache_bytes=0), (FULL,), MAX_MODEL_LEN, gpu)
 
 
 def test_slots_and_stored_prompts_do_not_overcommit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,9 @@ from cache.pool_options import KVCacheDtype
 from cache.quantization import SCALE_DTYPE, dequantize, quantize
 from cache.slots import PlaneSpec, direct_entries
 
-MOST_BLOCKS = 16  # that are copied at once
-BLOCK_TOKENS = 128  # divides the chunks of prefill; a prompt of 8,192 tokens has 64 blocks
+MOST_BLOCKS = 64  # that are copied at once
+# The tokens behind the last whole block are read again. With blocks of 128, that was a chunk of its own.
+BLOCK_TOKENS = 32
 
 
 def prefix_spec(

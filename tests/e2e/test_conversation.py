@@ -6,7 +6,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.e2e.process import Server
 
-BLOCK = 128
+BLOCK = 32
 DOCUMENT = " ".join(
     f"Room {number} of the house is kept by person {number * 7 % 100}." for number in range(40)
 )

@@ -67,7 +67,8 @@ class Setting:
 
     name: str
     choosing: Codec
-    attended: Codec
+    key: Codec
+    value: Codec
 
 
 def uniform(rows: Tensor, bits: int) -> Tensor:
@@ -79,6 +80,18 @@ def uniform_by_part(rows: Tensor) -> Tensor:
     """Return rows after 4 bits with a step for each part of a rotated row."""
     parts = torch.unflatten(rotate(rows), -1, (-1, part_size(rows.shape[-1])))
     return rotate(dequantize(*quantize(parts, 4), 4).flatten(-2))
+
+
+def less_mean(rows: Tensor) -> Tensor:
+    """Return rows [kv_head, token, width] after 4 bits of what is left without the mean of all but sinks."""
+    mean = rows[:, NUM_SINK:].mean(1, keepdim=True)
+    return uniform_by_part(rows - mean) + mean
+
+
+def less_early_mean(rows: Tensor) -> Tensor:
+    """As `less_mean`, with the mean of the first quarter alone, as for a long answer to a short prompt."""
+    mean = rows[:, NUM_SINK : rows.shape[1] // 4].mean(1, keepdim=True)
+    return uniform_by_part(rows - mean) + mean
 
 
 def vectors(rows: Tensor, width: int) -> Tensor:
@@ -122,17 +135,40 @@ def _nearest(groups: Tensor, words: Tensor) -> Tensor:
     return (groups @ words.T - words.square().sum(1) / 2).argmax(1)
 
 
+def _exact(rows: Tensor) -> Tensor:
+    return rows
+
+
+def _uniform_2(rows: Tensor) -> Tensor:
+    return uniform(rows, 2)
+
+
+def _uniform_4(rows: Tensor) -> Tensor:
+    return uniform(rows, 4)
+
+
+def _vectors_2(rows: Tensor) -> Tensor:
+    return vectors(rows, 4)
+
+
+def _vectors_4(rows: Tensor) -> Tensor:
+    return vectors(rows, 2)
+
+
 SETTINGS = (
-    Setting("exact keys choose, exact rows", lambda rows: rows, lambda rows: rows),
-    Setting("4 bits, uniform, one step", lambda rows: uniform(rows, 4), lambda rows: uniform(rows, 4)),
-    Setting("4 bits, uniform, a step for 64 (policy sparse)", uniform_by_part, uniform_by_part),
-    Setting("4 bits, vectors", lambda rows: vectors(rows, 2), lambda rows: vectors(rows, 2)),
-    Setting("2 bits uniform choose, 4 uniform", lambda rows: uniform(rows, 2), lambda rows: uniform(rows, 4)),
-    Setting("2 bits vectors choose, 4 vectors", lambda rows: vectors(rows, 4), lambda rows: vectors(rows, 2)),
-    Setting("2 bits uniform for all", lambda rows: uniform(rows, 2), lambda rows: uniform(rows, 2)),
-    Setting("2 bits vectors for all", lambda rows: vectors(rows, 4), lambda rows: vectors(rows, 4)),
-    Setting("control: means of eight choose", means, lambda rows: uniform(rows, 4)),
-    Setting("control: random tokens", noise, lambda rows: uniform(rows, 4)),
+    Setting("exact keys choose, exact rows", _exact, _exact, _exact),
+    Setting("4 bits, uniform, one step", _uniform_4, _uniform_4, _uniform_4),
+    Setting("4 bits, uniform, a step for 64", uniform_by_part, uniform_by_part, uniform_by_part),
+    Setting("the same, keys less their mean (policy sparse)", less_mean, less_mean, uniform_by_part),
+    Setting("the same, keys less the mean of a quarter", less_early_mean, less_early_mean, uniform_by_part),
+    Setting("the same, keys and values less their means", less_mean, less_mean, less_mean),
+    Setting("4 bits, vectors", _vectors_4, _vectors_4, _vectors_4),
+    Setting("2 bits uniform choose, 4 uniform", _uniform_2, _uniform_4, _uniform_4),
+    Setting("2 bits vectors choose, 4 vectors", _vectors_2, _vectors_4, _vectors_4),
+    Setting("2 bits uniform for all", _uniform_2, _uniform_2, _uniform_2),
+    Setting("2 bits vectors for all", _vectors_2, _vectors_2, _vectors_2),
+    Setting("control: means of eight choose", means, _uniform_4, _uniform_4),
+    Setting("control: random tokens", noise, _uniform_4, _uniform_4),
 )
 
 
@@ -217,7 +253,7 @@ def _of_layer(layer: Attention, setting: Setting, num_attended: int) -> dict[str
     weights = exact_scores.softmax(-1)
     output = weights @ value[:, None]
     choice = chosen(setting.choosing(key))
-    held_key, held_value = setting.attended(key), setting.attended(value)
+    held_key, held_value = setting.key(key), setting.value(value)
 
     def attended(held_scores: Tensor, held_value: Tensor) -> Tensor:
         """Return the output of attention to sinks, ring and the chosen tokens."""

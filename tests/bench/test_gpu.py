@@ -35,7 +35,7 @@ def test_every_figure_is_reported_and_drawn(
     assert memory["snapstream"]["cache_bytes"] == pytest.approx(memory["full"]["cache_bytes"], rel=0.1)
     assert memory["ratio"] > 0
     assert document["prefill"]["tokens"] == 511
-    assert 0 < document["prefill"]["scoring_share"] < 1
+    assert document["prefill"]["scoring_share"] > 0  # of two times: beside other work it may be above 1
     assert (tmp_path / "gpu.svg").read_text().startswith("<?xml")
     printed = capsys.readouterr()
     assert "figures are missing" in printed.out

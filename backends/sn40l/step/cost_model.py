@@ -121,10 +121,12 @@ def compression_of(policy: CachePolicy, num_prompt_tokens: int) -> Compression |
 
     Such a prompt may be read in a scratch, too. Copying it from there is left out.
     """
-    if not policy.must_choose(num_prompt_tokens) or not (policy.evicts or policy.scorer or policy.store):
+    if not policy.must_choose(num_prompt_tokens):
         return None
     layout = policy.layout
     if policy.store is not None:
         return Compression(layout.num_recent, 0, 0, num_prompt_tokens - policy.max_exact_prompt)
+    if not (policy.evicts or policy.scorer):
+        return None
     window = policy.scorer.observation_window if policy.scorer else 0
     return Compression(layout.num_recent, layout.num_kept, window)

@@ -98,8 +98,8 @@ class _DecodeGraph:
         row = 2.0 * batch * hidden
         entries = attention.num_entries(self._shape.capacity)
         num_stored = self._shape.num_stored(attention)
-        num_attended = entries - num_stored + min(num_stored, self._shape.num_attended)
-        scores, chosen = (
+        num_attended = entries - num_stored + self._shape.num_chosen(attention)
+        scores, attended = (
             2.0 * batch * attention.num_heads * count / sockets for count in (entries, num_attended)
         )
         half = self._attention(layer)
@@ -116,7 +116,7 @@ class _DecodeGraph:
             attention.input_params,
             2 * row,
         )
-        for name, spilled in (("scores", scores), ("values", chosen)):
+        for name, spilled in (("scores", scores), ("values", attended)):
             yield Kernel(
                 name,
                 cache_bytes=half.cache_bytes / 2,
@@ -126,7 +126,7 @@ class _DecodeGraph:
                 attention_operations=half.attention_operations / 2,
                 attention_efficiency=half.attention_efficiency,
             )
-        yield Kernel("softmax", activation_bytes=2 * chosen)
+        yield Kernel("softmax", activation_bytes=2 * attended)
         yield self._product(
             "output",
             attention.output_params * precision.attention,
@@ -189,19 +189,19 @@ class _DecodeGraph:
         split = self._sockets_per_sequence
         entries = attention.num_entries(shape.capacity)
         num_stored = shape.num_stored(attention)
-        num_attended = min(num_stored, shape.num_attended)
+        num_chosen = shape.num_chosen(attention)
         share = slots_share(attention, shape, self._num_sockets, split)
         sequences = num_sequences(shape.batch, self._num_sockets, split)
         heads = -(-attention.num_heads // split)
         products = attention.score_width * entries
-        products += (attention.decode_width - attention.score_width) * (entries - num_stored + num_attended)
+        products += (attention.decode_width - attention.score_width) * (entries - num_stored + num_chosen)
         operations = 2.0 * sequences * heads * products
         # Of a store, all keys are read, and the values of few tokens are gathered. A latent is both.
         key_share = attention.key_width / attention.cache_width
         keys = num_stored * attention.stored_bytes * key_share
         values = 1.0 if attention.key_width == attention.cache_width else 1 - key_share
-        gathered = num_attended * attention.stored_bytes * values
-        chosen = _CHOICE_PASSES * 4.0 * attention.num_kv_heads * num_stored
+        gathered = num_chosen * attention.stored_bytes * values
+        choosing = _CHOICE_PASSES * 4.0 * attention.num_kv_heads * num_stored
         exact = (entries - num_stored) * attention.cache_width * self._model.precision.cache
         cache_bytes = shape.batch * (exact + keys) * share
         gather_bytes = shape.batch * gathered * share
@@ -209,7 +209,7 @@ class _DecodeGraph:
         return Kernel(
             "attention",
             cache_bytes=cache_bytes * in_hbm,
-            gather_bytes=gather_bytes * in_hbm + shape.batch * chosen * share,
+            gather_bytes=gather_bytes * in_hbm + shape.batch * choosing * share,
             ddr_bytes=(cache_bytes + gather_bytes) * self._ddr_slot_share,
             attention_operations=operations * (1 + self._machine.pipeline_fill / sequences),
             attention_efficiency=self._machine.decode_attention_efficiency,

@@ -82,9 +82,9 @@ class Deployment:
 class DecodeShape:
     """A static decode graph: `batch` slots of `capacity` entries, live or not.
 
-    With `num_exact`, a slot has only so many entries in the type of the cache. The others are in a store of 4
-    bits a value: a step scores all of them, and attends to the best `num_attended`. Layers with a sliding
-    window have no store.
+    `num_exact` is how many of a slot's entries are in the type of the cache; None: all. The others are in a
+    store of 4 bits a value: a step scores all of them, and attends to the best `num_attended`. Layers with a
+    sliding window have no store.
     """
 
     batch: int
@@ -111,6 +111,10 @@ class DecodeShape:
         if self.num_exact is None or attention.window is not None:
             return 0
         return max(0, self.capacity - self.num_exact)
+
+    def num_chosen(self, attention: Attention) -> int:
+        """Return how many entries of a layer's store a step attends to."""
+        return min(self.num_stored(attention), self.num_attended)
 
     def layer_bytes(self, model: Model, attention: Attention) -> float:
         """Return the bytes of one slot in a layer."""

@@ -47,7 +47,10 @@ def test_other_backends_store_no_prompts_in_8_bits(backend: str) -> None:
 
 def test_a_simulated_machine_has_sparse_pools() -> None:
     config = config_of("--backend", "sn40l", "--inner", "fake", "--policy", "sparse")
-    assert config.backend.config.pools[0].policy.name is PolicyName.SPARSE
+    with closing(config.backend.load(VirtualClock(), vocab_size=512)) as backend:
+        [pool] = backend.spec.pools
+        assert backend.spec.simulated
+        assert pool.policy.name is PolicyName.SPARSE
 
 
 def test_a_draft_takes_its_own_simulated_time() -> None:

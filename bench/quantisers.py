@@ -25,7 +25,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -139,21 +139,8 @@ def _exact(rows: Tensor) -> Tensor:
     return rows
 
 
-def _uniform_2(rows: Tensor) -> Tensor:
-    return uniform(rows, 2)
-
-
-def _uniform_4(rows: Tensor) -> Tensor:
-    return uniform(rows, 4)
-
-
-def _vectors_2(rows: Tensor) -> Tensor:
-    return vectors(rows, 4)
-
-
-def _vectors_4(rows: Tensor) -> Tensor:
-    return vectors(rows, 2)
-
+_uniform_2, _uniform_4 = partial(uniform, bits=2), partial(uniform, bits=4)
+_vectors_2, _vectors_4 = partial(vectors, width=4), partial(vectors, width=2)
 
 SETTINGS = (
     Setting("exact keys choose, exact rows", _exact, _exact, _exact),

@@ -285,8 +285,9 @@ def test_a_store_has_its_values_in_the_hosts_memory() -> None:
         found = store.values(slice(None), on_gpu)
     for slot in (1, 2, 1):
         keys, values = _rows(2, 40, 64), _rows(2, 40, 192)
-        store.fill(slot, keys.cuda(), values.cuda())
-        oracle.fill(slot, keys, values)
+        for each, device in ((store, "cuda"), (oracle, "cpu")):
+            each.set_centres(slot, keys.to(device))
+            each.fill(slot, keys.to(device), values.to(device))
         graph.replay()
         assert torch.equal(found.cpu(), oracle.values(slice(None), chosen))
 
@@ -296,7 +297,9 @@ def test_the_kernel_of_stored_keys(group: int, width: int) -> None:
     torch.manual_seed(1)
     store = TokenStore(700, 3, 2, (width,), "cuda")
     for slot in range(3):
-        store.fill(slot, torch.randn(2, 700, width, device="cuda"))
+        keys = torch.randn(2, 700, width, device="cuda") + 1
+        store.set_centres(slot, keys)
+        store.fill(slot, keys)
     query = torch.randn(2, 2, group, width, device="cuda")
     num_stored = torch.tensor([700, 65], device="cuda")
     assert fused_attention.fits_store(query, store)

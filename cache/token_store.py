@@ -22,8 +22,8 @@ from cache.low_bits import STEP_DTYPE, dequantize, quantize, rotate
 
 BLOCK = 16  # keys of a block: the kernel scores as many at once
 STORED_TOGETHER = 8  # neighbouring numbers of a key, which share 4 bytes of its block
-# Of keys whose mean has a tenth of their energy, the mean of 16 is worth as much as none (0.96 of the error),
-# that of 4 costs a seventh.
+# On random keys of which a tenth of the energy is in their mean, the mean of 4 makes the error 1.13 times as
+# large as without a centre, that of 16 makes it 0.96 times as large.
 _FEWEST_KEYS = 16
 
 

@@ -36,7 +36,7 @@ from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans, verifying_plan
 from backends.torch_backend.forward.stand_in import decoder_layers
 from backends.torch_backend.memory import with_sizes
-from backends.torch_backend.model.induction import measure_induction
+from backends.torch_backend.model.induction import INDUCTION_CACHE, induction_scores
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.native.kernels import Kernels, kernels_are_supported
 from backends.torch_backend.pending import DecodedSteps, Finished, Output, Running, failure
@@ -44,7 +44,7 @@ from backends.torch_backend.pool import TorchPool, allocate_scratches
 from backends.torch_backend.prefill import Prefill
 from backends.torch_backend.prefix_archive import FileArchive
 from backends.torch_backend.prefix_store import PrefixStore, prefix_spec
-from backends.torch_backend.preparation import prepare_model
+from backends.torch_backend.preparation import PreparedModel, prepare_model
 from backends.torch_backend.refusals import (
     check_cache_dtypes,
     check_draft,
@@ -98,7 +98,7 @@ class TorchBackend:
         check_stores(config, layers, self._model)
         config = without_prefixes(config, layers, self._model.config.model_type)
         config = with_sizes(config, layers, max_model_len, self._device)
-        policies = _resolve_policies(config, self._model, layers, max_model_len)
+        policies = _resolve_policies(config, prepared)
         self.pools, scratch = _build_pools(
             config,
             self._model,
@@ -402,14 +402,13 @@ def _default_recorder(config: TorchBackendConfig, device: torch.device) -> Recor
     return CudaRecorder(device) if records else None
 
 
-def _resolve_policies(
-    config: TorchBackendConfig, model: PreTrainedModel, layers: Sequence[LayerSpec], max_model_len: int
-) -> list[CachePolicy]:
+def _resolve_policies(config: TorchBackendConfig, prepared: PreparedModel) -> list[CachePolicy]:
     """Return each pool's policy, with layer budgets by the model's induction scores where configured."""
+    layers, max_model_len = prepared.layers, prepared.max_model_len
     policies = [options.policy.resolve(max_model_len) for options in config.pools]
     if not any(options.policy.measures_layers for options in config.pools):
         return policies
-    measured = measure_induction(model, len(layers), max_model_len)
+    measured = induction_scores(prepared.model, len(layers), max_model_len, prepared.weights, INDUCTION_CACHE)
     most_entries = most_slot_entries(policies, max_model_len, config.scratch_capacity)
     return [
         with_layer_budgets(

@@ -10,7 +10,7 @@ from backends.torch_backend.config import Quantization, TorchBackendConfig
 from backends.torch_backend.memory import fitting_length
 from backends.torch_backend.model.allocation import returning_memory
 from backends.torch_backend.model.experts import has_experts, replace_experts
-from backends.torch_backend.model.fingerprint import fingerprint
+from backends.torch_backend.model.fingerprint import fingerprint, sampled_fingerprint
 from backends.torch_backend.model.latent import replace_latent_attention
 from backends.torch_backend.model.layer_types import order_layer_types
 from backends.torch_backend.model.lengths import settle_frequencies
@@ -30,13 +30,16 @@ _ROUNDED = "experts-1"
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """`fingerprint` names the numbers of its keys and values, where prompts are archived."""
+    """`fingerprint` names the numbers of its keys and values, where prompts are archived. `weights` names its
+    weights by samples of them.
+    """
 
     model: PreTrainedModel
     layers: tuple[LayerSpec, ...]
     max_model_len: int
     num_parameters: int
     fingerprint: str
+    weights: str
 
 
 def prepare_model(
@@ -56,6 +59,7 @@ def prepare_model(
         is_archived = config.prefix_cache_dir is not None
         facts = (config.quantization, _ROUNDED, BLOCK_TOKENS)
         name = fingerprint(model, *facts) if is_archived else ""
+        weights = sampled_fingerprint(model, config.quantization)
         order_layer_types(model)
         replace_latent_attention(model)
         replace_recurrent_mixers(model)
@@ -70,4 +74,4 @@ def prepare_model(
         elif config.quantization is not Quantization.NONE and has_experts(model):
             logger.warning("only a CPU has experts in %s: here they keep their type", config.quantization)
         replace_all_linears(model, kernels, KINDS[config.quantization])
-    return PreparedModel(model, layers, max_model_len, num_parameters, name)
+    return PreparedModel(model, layers, max_model_len, num_parameters, name, weights)

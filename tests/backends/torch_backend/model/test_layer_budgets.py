@@ -4,6 +4,7 @@ Only a trained model has layers that differ: the evaluation model. One of its th
 and the last one rests on the first token where it finds nothing.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from backends.torch_backend.backend import TorchBackend
-from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.config import DeviceName, DtypeName, Quantization, TorchBackendConfig
 from backends.torch_backend.model.attention import ATTENTION_NAME, register_attention
-from backends.torch_backend.model.induction import InductionScore, measure_induction
+from backends.torch_backend.model.induction import InductionScore, induction_scores, measure_induction
 from backends.torch_backend.model.probe import LayerSpec
+from backends.torch_backend.native.kernels import Kernels
+from backends.torch_backend.preparation import prepare_model
 from backends.torch_backend.spec import layer_kinds, most_slot_entries, with_layer_budgets
 from cache.policy import PolicyName
 from cache.policy_options import LayerBudgets, PolicyOptions
@@ -163,11 +166,15 @@ def test_scores_equal_the_models_attention() -> None:
     assert measure_induction(own, 3, max_model_len=4) == [InductionScore(0.0, 0.0)] * 3
 
 
-def test_a_model_without_a_token_for_beginnings_is_read_too() -> None:
+def _model() -> PreTrainedModel:
     register_attention()
-    model = AutoModelForCausalLM.from_pretrained(
+    return AutoModelForCausalLM.from_pretrained(
         EVAL_MODEL, dtype=torch.float32, attn_implementation=ATTENTION_NAME
     )
+
+
+def test_a_model_without_a_token_for_beginnings_is_read_too() -> None:
+    model = _model()
     model.config.bos_token_id = None
     assert measure_induction(model, 3, max_model_len=40)[1].matched > 0.9
 
@@ -208,3 +215,57 @@ def test_layers_with_a_sliding_window_have_no_share() -> None:
     assert [kind.policy.layout.num_kept for kind in kinds] == [2, 0, 20, 0, 2]
     assert [kind.policy.layout.num_recent for kind in kinds] == [R, 16, R, 16, R]
     assert len(set(kinds)) == 3
+
+
+def test_scores_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "induction"
+    scores = induction_scores(_model(), 3, 40, "weights", cache)
+    assert scores == measure_induction(_model(), 3, 40)
+    monkeypatch.setattr(PreTrainedModel, "base_model", None)  # it cannot be run
+    assert induction_scores(_model(), 3, 40, "weights", cache) == scores
+    for num_tokens, weights in ((39, "weights"), (40, "others")):
+        with pytest.raises(TypeError, match="not callable"):
+            induction_scores(_model(), 3, num_tokens, weights, cache)
+
+
+def test_each_weight_and_each_quantization_has_scores_of_its_own() -> None:
+    """Of a backend, whose linear layers hold their weights in other tensors."""
+
+    def weights(model: PreTrainedModel, quantization: Quantization = Quantization.NONE) -> str:
+        config = TorchBackendConfig(
+            str(EVAL_MODEL),
+            (PoolOptions(1, PolicyOptions(PolicyName.FULL)),),
+            max_model_len=64,
+            device=DeviceName.CPU,
+            quantization=quantization,
+        )
+        return prepare_model(config, Kernels(), model, has_recorder=False).weights
+
+    names = [weights(_model()), weights(_model(), Quantization.INT8)]
+    for name in dict(_model().named_parameters()):
+        changed = _model()
+        with torch.no_grad():
+            changed.get_parameter(name).mul_(1.5)
+        names.append(weights(changed))
+    assert len(set(names)) == len(names) > 20
+    assert weights(_model()) == names[0]
+
+
+@pytest.mark.parametrize("content", ["", "[[1, 2]]", "[[1], [2], [3]]", '[["a", 1], [1, 1], [1, 1]]', "7"])
+def test_a_broken_file_of_scores_is_written_again(tmp_path: Path, content: str) -> None:
+    scores = induction_scores(_model(), 3, 40, "weights", tmp_path)
+    (file,) = tmp_path.iterdir()
+    written = file.read_text()
+    file.write_text(content)
+    assert induction_scores(_model(), 3, 40, "weights", tmp_path) == scores
+    assert [path.read_text() for path in tmp_path.iterdir()] == [written]
+
+
+def test_scores_are_measured_where_no_file_can_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "file"
+    file.touch()
+    assert induction_scores(_model(), 3, 40, "weights", file) == measure_induction(_model(), 3, 40)
+    assert "each start measures them" in caplog.text

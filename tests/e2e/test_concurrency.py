@@ -24,7 +24,7 @@ HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting", "snapserve:slo
 
 # Both answer lengths make the rings of the longer prompts wrap.
 @pytest.mark.parametrize(
-    ("num_clients", "num_tokens"), [(24, 32), pytest.param(64, 96, marks=pytest.mark.long)]
+    ("num_clients", "num_tokens"), [(24, 32), pytest.param(48, 48, marks=pytest.mark.long)]
 )
 async def test_concurrent_answers_equal_sequential(
     small_slot_server: Server, count_tokens: Callable[[str], int], num_clients: int, num_tokens: int

@@ -25,7 +25,7 @@ def check_conversation(server: Server, num_turns: int = 3) -> None:
     history = 0
     for turn in range(num_turns):
         answer = client.chat.completions.create(
-            model=client.models.list().data[0].id, messages=messages, max_tokens=100, temperature=0
+            model=client.models.list().data[0].id, messages=messages, max_tokens=50, temperature=0
         )
         usage = answer.usage
         assert usage is not None

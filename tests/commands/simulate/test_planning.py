@@ -66,37 +66,32 @@ def test_a_replay_of_the_plan_agrees_within_a_tenth(
     check_agreement(capsys, context, common, limits)
 
 
+LLAMA_8B = ("llama-3.1-8b", "h100", "1", "full")
+LLAMA_70B = ("llama-3.1-70b", "sn40l", "16", "snapstream")
+QWEN = ("qwen3-30b-a3b", "mi300x", "2", "full")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "choices",
+    ("choices", "deployments"),
     [
-        (),
-        ("--paged",),
-        ("--max-inter-token-latency", "0.05"),
-        ("--speculative-prefill-model", "llama-3.2-1b", "--max-tpot", "0.1"),
-        ("--draft-model", "llama-3.2-1b", "--acceptance", "0.7"),
-        ("--slots-in-ddr",),
+        ((), (LLAMA_8B, LLAMA_70B)),
+        (("--paged",), (LLAMA_8B, LLAMA_70B)),
+        (("--max-inter-token-latency", "0.05"), (LLAMA_8B, QWEN)),
+        (("--speculative-prefill-model", "llama-3.2-1b", "--max-tpot", "0.1"), (LLAMA_70B, QWEN)),
+        (("--draft-model", "llama-3.2-1b", "--acceptance", "0.7"), (LLAMA_70B, QWEN)),
+        (("--slots-in-ddr",), (LLAMA_8B, LLAMA_70B)),
     ],
 )
-@pytest.mark.parametrize(
-    ("model", "machine", "sockets", "policy"),
-    [
-        ("llama-3.1-8b", "h100", "1", "full"),
-        ("llama-3.1-70b", "sn40l", "16", "snapstream"),
-        ("qwen3-30b-a3b", "mi300x", "2", "full"),
-    ],
-)
-def test_plans_and_replays_agree_over_a_grid(
+def test_plans_and_replays_agree_with_each_choice_on_two_machines(
     capsys: pytest.CaptureFixture[str],
-    model: str,
-    machine: str,
-    sockets: str,
-    policy: str,
     choices: tuple[str, ...],
+    deployments: tuple[tuple[str, str, str, str], ...],
 ) -> None:
     limits = choices[-2:] if "--max-tpot" in choices else ()
-    common = ("--model", model, "--machine", machine, "--sockets", sockets, "--policy", policy)
-    check_agreement(capsys, "4000", (*common, *choices[: len(choices) - len(limits)]), limits)
+    for model, machine, sockets, policy in deployments:
+        common = ("--model", model, "--machine", machine, "--sockets", sockets, "--policy", policy)
+        check_agreement(capsys, "4000", (*common, *choices[: len(choices) - len(limits)]), limits)
 
 
 def check_agreement(

@@ -13,7 +13,7 @@ from openai.types import Batch
 from tests.e2e.process import Server, serve
 from tests.server.batches.inputs import answers, jsonl, line
 
-NUM_LINES = 600
+NUM_LINES = 300
 
 
 def wait_for(sdk: openai.OpenAI, batch: Batch, num_completed: int) -> Batch:

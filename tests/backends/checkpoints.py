@@ -61,7 +61,7 @@ _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
@@ -92,6 +92,7 @@ _GRANITE = {
     "logits_scaling": 0.8,
 }
 _ALTERNATING: dict[str, Any] = {
+    "num_hidden_layers": 3,
     "sliding_window": SLIDING_WINDOW,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "head_dim": 16,
@@ -117,7 +118,7 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
     "qwen3": (Qwen3Config, {"head_dim": 24}),
     "phi3": (Phi3Config, {"num_key_value_heads": 4}),
     "granite": (GraniteConfig, {**_GRANITE, "tie_word_embeddings": True}),
-    "olmo2": (Olmo2Config, {}),
+    "olmo2": (Olmo2Config, {"num_hidden_layers": 3}),
     "gemma2": (Gemma2Config, {**_ALTERNATING, **_SOFTCAPS, "query_pre_attn_scalar": 16}),
     "gemma3": (Gemma3TextConfig, {**_ALTERNATING, "query_pre_attn_scalar": 16}),
     # Mamba-2 and attention in each layer, and gated delta nets before attention. Mamba's chunks are shorter
@@ -136,6 +137,7 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
     "qwen3-next": (
         Qwen3NextConfig,
         {
+            "num_hidden_layers": 3,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "head_dim": 16,
             "linear_num_key_heads": 2,
@@ -151,6 +153,7 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
         {
             **_LATENT,
             "q_lora_rank": None,
+            "num_hidden_layers": 3,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "mlp_layer_types": ["dense"] * 3,
             "linear_num_heads": 4,
@@ -161,6 +164,7 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
     "lfm2": (
         Lfm2Config,
         {
+            "num_hidden_layers": 3,
             "layer_types": ["conv", "full_attention", "conv"],
             "block_auto_adjust_ff_dim": False,
             "tie_word_embeddings": False,
@@ -184,6 +188,7 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
             **_LATENT,
             **_EXPERTS,
             "q_lora_rank": 24,
+            "num_hidden_layers": 3,
             "index_topk": 6,
             "index_head_dim": 16,
             "index_n_heads": 16,

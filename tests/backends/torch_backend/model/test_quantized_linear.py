@@ -196,7 +196,7 @@ def test_sums_are_not_rounded_before_they_meet_their_bias(kind: type[QuantizedLi
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"))
+    return save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"), num_hidden_layers=3)
 
 
 def _in_groups(weight: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ class LayerBudgets(enum.StrEnum):
     """How the kept entries of all layers are shared out between them."""
 
     EQUAL = "equal"
-    MEASURED = "measured"  # by each layer's induction score, measured when the model is loaded
+    MEASURED = "measured"  # by each layer's induction score, measured when the model is first loaded
 
 
 class SelectionName(enum.StrEnum):

@@ -408,7 +408,9 @@ def _resolve_policies(config: TorchBackendConfig, prepared: PreparedModel) -> li
     policies = [options.policy.resolve(max_model_len) for options in config.pools]
     if not any(options.policy.measures_layers for options in config.pools):
         return policies
-    measured = induction_scores(prepared.model, len(layers), max_model_len, prepared.weights, INDUCTION_CACHE)
+    measured = induction_scores(
+        prepared.model, len(layers), max_model_len, prepared.scores_name, INDUCTION_CACHE
+    )
     most_entries = most_slot_entries(policies, max_model_len, config.scratch_capacity)
     return [
         with_layer_budgets(

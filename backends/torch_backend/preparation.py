@@ -30,8 +30,8 @@ _ROUNDED = "experts-1"
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """`fingerprint` names the numbers of its keys and values, where prompts are archived. `weights` names its
-    weights by samples of them.
+    """`fingerprint` names the numbers of its keys and values, where prompts are archived. `scores_name` names
+    them by samples of the weights, where a policy measures layers.
     """
 
     model: PreTrainedModel
@@ -39,7 +39,7 @@ class PreparedModel:
     max_model_len: int
     num_parameters: int
     fingerprint: str
-    weights: str
+    scores_name: str
 
 
 def prepare_model(
@@ -59,7 +59,8 @@ def prepare_model(
         is_archived = config.prefix_cache_dir is not None
         facts = (config.quantization, _ROUNDED, BLOCK_TOKENS)
         name = fingerprint(model, *facts) if is_archived else ""
-        weights = sampled_fingerprint(model, config.quantization)
+        measures_layers = any(options.policy.measures_layers for options in config.pools)
+        scores_name = sampled_fingerprint(model, config.quantization, _ROUNDED) if measures_layers else ""
         order_layer_types(model)
         replace_latent_attention(model)
         replace_recurrent_mixers(model)
@@ -67,11 +68,11 @@ def prepare_model(
         gc.collect()  # before memory is read: a server that loads collects nothing
         if config.max_model_len is None:
             max_model_len = fitting_length(config, layers, max_model_len, device)
-        name += settle_frequencies(model, max_model_len)
+        settled = settle_frequencies(model, max_model_len)
         # Which operations replaced experts run depends on the choice of experts: no step is recorded.
         if device.type == "cpu" and not has_recorder:
             replace_experts(model, kernels, config.quantization)
         elif config.quantization is not Quantization.NONE and has_experts(model):
             logger.warning("only a CPU has experts in %s: here they keep their type", config.quantization)
         replace_all_linears(model, kernels, KINDS[config.quantization])
-    return PreparedModel(model, layers, max_model_len, num_parameters, name, weights)
+    return PreparedModel(model, layers, max_model_len, num_parameters, name + settled, scores_name + settled)

@@ -52,6 +52,7 @@ _EXPERTS: dict[str, Any] = {
     "n_shared_experts": 1,
     "moe_intermediate_size": 24,
     "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
     "n_group": 4,
     "topk_group": 2,
 }
@@ -188,7 +189,6 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
             **_LATENT,
             **_EXPERTS,
             "q_lora_rank": 24,
-            "num_hidden_layers": 3,
             "index_topk": 6,
             "index_head_dim": 16,
             "index_n_heads": 16,

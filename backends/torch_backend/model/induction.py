@@ -9,7 +9,8 @@ used.
 
 import json
 import logging
-import tempfile
+import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -47,28 +48,40 @@ class InductionScore(NamedTuple):
 
 
 def induction_scores(
-    model: PreTrainedModel, num_layers: int, max_model_len: int, weights: str, cache: Path
+    model: PreTrainedModel, num_layers: int, max_model_len: int, name: str, cache: Path
 ) -> list[InductionScore]:
     """Return what `measure_induction` does, from a file of the folder `cache` if it was measured before.
 
-    `weights` names the model's weights. The measurement takes 5 s on two cores with AVX2 for 135 M parameters
-    in bfloat16. A folder that cannot be written only costs that time again.
+    `name` is of the model's weights and numbers. What another processor measured, whose rounding differs, is
+    accepted. The measurement takes 5 s on two cores with AVX2 for 135 M parameters in bfloat16. A folder that
+    cannot be written only costs that time again.
     """
-    num_tokens = min(max_model_len, 2 * _NUM_TOKENS + 1)
-    path = cache / f"{weights}-{num_tokens}-{_FORMAT}.json"
+    path = cache / f"{name}-{min(max_model_len, 2 * _NUM_TOKENS + 1)}-{_FORMAT}.json"
     with suppress(OSError, ValueError, TypeError):
-        stored = [InductionScore(*map(float, pair)) for pair in json.loads(path.read_text())]
-        if len(stored) == num_layers:
+        stored = [InductionScore(*pair) for pair in json.loads(path.read_text())]
+        if len(stored) == num_layers and _are_shares(stored):
             return stored
     measured = measure_induction(model, num_layers, max_model_len)
+    if _are_shares(measured):
+        _write(path, json.dumps(measured))
+    return measured
+
+
+def _are_shares(scores: Sequence[InductionScore]) -> bool:
+    return all(0 <= share <= 1 for score in scores for share in score)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in one piece, or log why it cannot be written."""
+    partial = path.with_suffix(f".{os.getpid()}")
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=cache, suffix=".partial", delete=False) as partial:
-            json.dump(measured, partial)
-        Path(partial.name).replace(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text)
+        partial.replace(path)
     except OSError as error:
         logger.info("the layers' scores cannot be stored, so each start measures them: %s", error)
-    return measured
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def measure_induction(model: PreTrainedModel, num_layers: int, max_model_len: int) -> list[InductionScore]:

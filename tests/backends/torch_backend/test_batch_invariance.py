@@ -76,7 +76,7 @@ def test_every_bit_is_batch_invariant(
 ) -> None:
     backend = TorchBackend(
         TorchBackendConfig(
-            str(save_checkpoint(architecture, tmp_path)),
+            str(save_checkpoint(architecture, tmp_path, num_hidden_layers=3)),
             device=DeviceName.CPU,
             dtype=dtype,
             pools=(PoolOptions(6, policy),),

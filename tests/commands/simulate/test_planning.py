@@ -71,27 +71,29 @@ LLAMA_70B = ("llama-3.1-70b", "sn40l", "16", "snapstream")
 QWEN = ("qwen3-30b-a3b", "mi300x", "2", "full")
 
 
+PAGED = ("--paged",)
+QUICK = ("--max-inter-token-latency", "0.05")
+SPECULATIVE = ("--speculative-prefill-model", "llama-3.2-1b", "--max-tpot", "0.1")
+DRAFTED = ("--draft-model", "llama-3.2-1b", "--acceptance", "0.7")
+IN_DDR = ("--slots-in-ddr",)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("choices", "deployments"),
+    ("deployment", "choices"),
     [
-        ((), (LLAMA_8B, LLAMA_70B)),
-        (("--paged",), (LLAMA_8B, LLAMA_70B)),
-        (("--max-inter-token-latency", "0.05"), (LLAMA_8B, QWEN)),
-        (("--speculative-prefill-model", "llama-3.2-1b", "--max-tpot", "0.1"), (LLAMA_70B, QWEN)),
-        (("--draft-model", "llama-3.2-1b", "--acceptance", "0.7"), (LLAMA_70B, QWEN)),
-        (("--slots-in-ddr",), (LLAMA_8B, LLAMA_70B)),
+        *((LLAMA_8B, choices) for choices in ((), PAGED, QUICK, IN_DDR)),
+        *((LLAMA_70B, choices) for choices in ((), PAGED, SPECULATIVE, DRAFTED, IN_DDR)),
+        *((QWEN, choices) for choices in (QUICK, SPECULATIVE, DRAFTED)),
     ],
 )
 def test_plans_and_replays_agree_with_each_choice_on_two_machines(
-    capsys: pytest.CaptureFixture[str],
-    choices: tuple[str, ...],
-    deployments: tuple[tuple[str, str, str, str], ...],
+    capsys: pytest.CaptureFixture[str], deployment: tuple[str, str, str, str], choices: tuple[str, ...]
 ) -> None:
+    model, machine, sockets, policy = deployment
     limits = choices[-2:] if "--max-tpot" in choices else ()
-    for model, machine, sockets, policy in deployments:
-        common = ("--model", model, "--machine", machine, "--sockets", sockets, "--policy", policy)
-        check_agreement(capsys, "4000", (*common, *choices[: len(choices) - len(limits)]), limits)
+    common = ("--model", model, "--machine", machine, "--sockets", sockets, "--policy", policy)
+    check_agreement(capsys, "4000", (*common, *choices[: len(choices) - len(limits)]), limits)
 
 
 def check_agreement(

@@ -52,7 +52,7 @@ ROWS = InputSpec(("rows", 4), "float32")
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> TorchBackendConfig:
-    path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"))
+    path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"), num_hidden_layers=3)
     return TorchBackendConfig(
         str(path),
         device=DeviceName.CPU,
@@ -221,7 +221,7 @@ def test_the_last_layer_attends_for_the_queries_that_count(
 
     monkeypatch.setattr(ModelCache, "attend", note)
     Driver(backend, 32).read(Request(random_prompt(64)))
-    assert seen == [(0, 32), (1, 2), (0, 32), (1, 4)]
+    assert seen == [(0, 32), (1, 32), (2, 2), (0, 32), (1, 32), (2, 4)]
 
 
 @pytest.mark.long
@@ -250,8 +250,8 @@ def test_many_slots_decode_as_few(config: TorchBackendConfig) -> None:
 def test_a_pool_of_one_slot_has_its_own_graphs(
     config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both decode compiled beside each other, as alone, in two stacks of a layer, which share a graph."""
-    monkeypatch.setattr("backends.torch_backend.compiled.decode_step._LAYERS_PER_GRAPH", 1)
+    """Both decode compiled beside each other, as alone, in two stacks of layers: one of two, one of one."""
+    monkeypatch.setattr("backends.torch_backend.compiled.decode_step._LAYERS_PER_GRAPH", 2)
     pools = (PoolOptions(1, POLICY, "one"), PoolOptions(3, POLICY, "three"))
     answers = []
     for is_compiled in (False, True):
@@ -262,7 +262,7 @@ def test_a_pool_of_one_slot_has_its_own_graphs(
             assert _is_compiled(backend) == [True, True]
             for step in _compiled(backend).steps:
                 first, second = step._stacks
-                assert first.key == second.key
+                assert first.key != second.key
         requests = [Request(random_prompt(20)), Request(random_prompt(40), slots=(2,))]
         for pool, request in enumerate(requests):
             Driver(backend, 32, pool).run(request, num_tokens=8)
@@ -292,7 +292,7 @@ def test_in_bfloat16_the_error_is_no_larger_than_uncompiled(config: TorchBackend
         with torch.no_grad():
             logits = model(torch.tensor([prompt + request.tokens[:-1]])).logits[0, len(prompt) :]
         errors[is_compiled] = (_logprobs(request)[1:] - logits.log_softmax(-1)).square().mean().sqrt().item()
-    assert 0 < errors[True] <= 1.02 * errors[False]
+    assert 0 < errors[True] <= errors[False]
 
 
 def _logprobs(request: Request) -> Tensor:
@@ -555,12 +555,12 @@ def test_a_layer_that_uses_its_index_is_not_shared(
     config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = TorchBackend(config)
-    layer = backend._model.get_submodule("model.layers.0.layer")
+    layer = backend._model.get_submodule("model.layers.1.layer")
     plain, attention = layer.forward, layer.get_submodule("self_attn")
     monkeypatch.setattr(
         layer,
         "forward",
-        lambda *args, **kwargs: plain(*args, **kwargs) * (2 if attention.layer_idx == 0 else 1),
+        lambda *args, **kwargs: plain(*args, **kwargs) * (2 if attention.layer_idx == 1 else 1),
     )
     layer.factor = 2  # type: ignore[assignment]  # not built like the others
     with caplog.at_level(logging.INFO):
@@ -569,6 +569,6 @@ def test_a_layer_that_uses_its_index_is_not_shared(
     assert "uses its index" in caplog.text
     _compiled(backend).wait()
     layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
-    assert [len(layer.graphs) for layer in layers] == [0, 1]
+    assert [len(layer.graphs) for layer in layers] == [1, 0, 1]
     assert _is_compiled(backend) == [False], "a step is whole or not at all"
     backend.close()

@@ -16,10 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, Quantization, TorchBackendConfig
 from backends.torch_backend.model.attention import ATTENTION_NAME, register_attention
+from backends.torch_backend.model.fingerprint import sampled_fingerprint
 from backends.torch_backend.model.induction import InductionScore, induction_scores, measure_induction
 from backends.torch_backend.model.probe import LayerSpec
-from backends.torch_backend.native.kernels import Kernels
-from backends.torch_backend.preparation import prepare_model
 from backends.torch_backend.spec import layer_kinds, most_slot_entries, with_layer_budgets
 from cache.policy import PolicyName
 from cache.policy_options import LayerBudgets, PolicyOptions
@@ -228,30 +227,63 @@ def test_scores_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             induction_scores(_model(), 3, num_tokens, weights, cache)
 
 
-def test_each_weight_and_each_quantization_has_scores_of_its_own() -> None:
-    """Of a backend, whose linear layers hold their weights in other tensors."""
-
-    def weights(model: PreTrainedModel, quantization: Quantization = Quantization.NONE) -> str:
-        config = TorchBackendConfig(
-            str(EVAL_MODEL),
-            (PoolOptions(1, PolicyOptions(PolicyName.FULL)),),
-            max_model_len=64,
-            device=DeviceName.CPU,
-            quantization=quantization,
-        )
-        return prepare_model(config, Kernels(), model, has_recorder=False).weights
-
-    names = [weights(_model()), weights(_model(), Quantization.INT8)]
+def test_each_weight_has_a_name_of_its_own() -> None:
+    names = [sampled_fingerprint(_model()), sampled_fingerprint(_model().bfloat16())]
     for name in dict(_model().named_parameters()):
         changed = _model()
         with torch.no_grad():
             changed.get_parameter(name).mul_(1.5)
-        names.append(weights(changed))
+        names.append(sampled_fingerprint(changed))
     assert len(set(names)) == len(names) > 20
-    assert weights(_model()) == names[0]
+    assert sampled_fingerprint(_model()) == names[0]
 
 
-@pytest.mark.parametrize("content", ["", "[[1, 2]]", "[[1], [2], [3]]", '[["a", 1], [1, 1], [1, 1]]', "7"])
+def test_a_backend_finds_the_scores_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a name that its linear layers, which it replaces, are part of, and their quantization."""
+    monkeypatch.setattr("backends.torch_backend.backend.INDUCTION_CACHE", tmp_path)
+    measured = []
+
+    def note(model: PreTrainedModel, num_layers: int, max_model_len: int) -> list[InductionScore]:
+        measured.append(model)
+        return measure_induction(model, num_layers, max_model_len)
+
+    monkeypatch.setattr("backends.torch_backend.model.induction.measure_induction", note)
+    policy = replace(POLICY, layer_budgets=LayerBudgets.MEASURED)
+    changed = _model()
+    with torch.no_grad():
+        changed.get_parameter("model.layers.1.self_attn.q_proj.weight").mul_(0.0)
+    for model, quantization, num_measured in (
+        (_model(), Quantization.NONE, 1),
+        (_model(), Quantization.NONE, 1),
+        (_model(), Quantization.INT8, 2),
+        (changed, Quantization.NONE, 3),
+    ):
+        config = TorchBackendConfig(
+            str(EVAL_MODEL),
+            (PoolOptions(1, policy),),
+            max_model_len=64,
+            device=DeviceName.CPU,
+            quantization=quantization,
+        )
+        TorchBackend(config, model=model).close()
+        assert len(measured) == num_measured
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "7",
+        "[[1, 1]]",
+        "[[1], [1], [1]]",
+        '["11", "10", "01"]',
+        "[[NaN, 0], [0, 0], [0, 0]]",
+        "[[-0.1, 0], [0, 0], [0, 0]]",
+    ],
+)
 def test_a_broken_file_of_scores_is_written_again(tmp_path: Path, content: str) -> None:
     scores = induction_scores(_model(), 3, 40, "weights", tmp_path)
     (file,) = tmp_path.iterdir()
@@ -269,3 +301,12 @@ def test_scores_are_measured_where_no_file_can_be_written(
     file.touch()
     assert induction_scores(_model(), 3, 40, "weights", file) == measure_induction(_model(), 3, 40)
     assert "each start measures them" in caplog.text
+
+
+def test_a_file_that_cannot_take_its_name_is_deleted(tmp_path: Path) -> None:
+    scores = induction_scores(_model(), 3, 40, "weights", tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+    file.mkdir()
+    assert induction_scores(_model(), 3, 40, "weights", tmp_path) == scores
+    assert [*tmp_path.iterdir()] == [file]

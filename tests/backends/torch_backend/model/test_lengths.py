@@ -15,6 +15,8 @@ from backends.torch_backend import memory
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.model.language_model import text_config
+from backends.torch_backend.native.kernels import Kernels
+from backends.torch_backend.preparation import prepare_model
 from backends.torch_backend.spec import resolve_max_model_len
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
@@ -74,6 +76,22 @@ def test_the_maximum_length_chooses_the_factors(
         assert request.tokens == expected.tokens
         assert_same_logprobs(request.outputs[0], expected.logits, 20)
     backend.close()
+
+
+def test_each_choice_of_factors_has_scores_of_its_own(tmp_path: Path) -> None:
+    save_tiny(tiny_config("phi3", num_key_value_heads=4, **ROTARY), tmp_path)
+    names = {
+        prepare_model(
+            TorchBackendConfig(
+                str(tmp_path), (PoolOptions(1, PolicyOptions()),), length, device=DeviceName.CPU
+            ),
+            Kernels(),
+            None,
+            has_recorder=False,
+        ).scores_name
+        for length in (ORIGINAL - 1, ORIGINAL, 48)
+    }
+    assert len(names) == 2
 
 
 def opened(folder: Path, max_model_len: int | None, archive: Path | None = None) -> TorchBackend:

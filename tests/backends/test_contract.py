@@ -37,7 +37,7 @@ POLICIES = {
         slot_capacity=32, num_sink=2, num_recent=12, num_kept=18, scorer=WindowScorer(observation_window=4)
     ),
 }
-CHECKPOINTS = {"torch": "llama", "latent": "deepseek-v3", "recurrent": "lfm2"}
+CHECKPOINTS = {"torch": "llama", "compiled": "llama", "latent": "deepseek-v3", "recurrent": "lfm2"}
 
 STEP = 0.02  # nats of a token's log-probability
 Choice = tuple[str, int]
@@ -72,9 +72,6 @@ def open_torch(
         kind: save_checkpoint(name, tmp_path_factory.mktemp("checkpoints"))
         for kind, name in CHECKPOINTS.items()
     }
-    # The graphs are those of `test_compiled`, too.
-    folder = tmp_path_factory.mktemp("checkpoints")
-    paths["compiled"] = save_checkpoint("llama", folder, num_hidden_layers=3)
 
     def open_backend(kind: str, pools: tuple[PoolOptions, ...]) -> Backend:
         config = TorchBackendConfig(

@@ -44,7 +44,7 @@ from tests.backends.oracle import random_prompt
 
 pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 
-# The graphs are those of `test_contract`, too.
+# The graphs of layers are those of `test_contract`, too.
 POLICY = PolicyOptions(num_sink=2, num_recent=12, num_kept=18, scorer=WindowScorer(observation_window=4))
 CONSTANT = torch.ones(4)
 ROWS = InputSpec(("rows", 4), "float32")

@@ -43,10 +43,10 @@ def test_every_figure_is_reported_and_drawn(
 
 
 def test_missing_memory_is_reported(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With 64 entries of 768 bytes, one sequence and a scratch fit in memory, and three do not."""
+    """With 64 entries of 512 bytes, one sequence and a scratch fit in memory, and three do not."""
     options = [
         "--max-cache-gb",
-        "0.00015",
+        "0.0001",
         "--json",
         str(tmp_path / "gpu.json"),
         "--plot",

@@ -69,8 +69,6 @@ def test_a_replay_of_the_plan_agrees_within_a_tenth(
 LLAMA_8B = ("llama-3.1-8b", "h100", "1", "full")
 LLAMA_70B = ("llama-3.1-70b", "sn40l", "16", "snapstream")
 QWEN = ("qwen3-30b-a3b", "mi300x", "2", "full")
-
-
 PAGED = ("--paged",)
 QUICK = ("--max-inter-token-latency", "0.05")
 SPECULATIVE = ("--speculative-prefill-model", "llama-3.2-1b", "--max-tpot", "0.1")

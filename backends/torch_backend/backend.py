@@ -33,7 +33,13 @@ from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.last_layer import shorten_last_layer
-from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans, verifying_plan
+from backends.torch_backend.forward.plan import (
+    MIN_ROWS,
+    DecodePlan,
+    decode_plan,
+    idle_plans,
+    verifying_plan,
+)
 from backends.torch_backend.forward.stand_in import decoder_layers
 from backends.torch_backend.memory import with_sizes
 from backends.torch_backend.model.induction import INDUCTION_CACHE, induction_scores
@@ -322,7 +328,9 @@ class TorchBackend:
         check_token_ids((row.token_id for row in batch.rows), self._spec.vocab_size)
         pool = self.pools[batch.pool]
         pool.will_decode(batch)
-        plan = decode_plan(batch, pool.kinds, pool.spec.num_slots, self._spec.max_model_len, self._device)
+        min_rows = MIN_ROWS if self.compiled is None else self.compiled.steps[batch.pool].min_rows
+        num_rows = min_rows, pool.spec.num_slots
+        plan = decode_plan(batch, pool.kinds, num_rows, self._spec.max_model_len, self._device)
         draws = {row.slot: row.draw for row in batch.rows}
         draw_plan = pool.sampler.plan(draws, plan.bucket[0])
         steps = self._graphs[batch.pool].run(plan, draw_plan, batch.num_steps) if self._graphs else None

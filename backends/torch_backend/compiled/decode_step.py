@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from backends.torch_backend.compiled.layers import DecodeCall, GraphedLayer, variant_of
 from backends.torch_backend.compiled.trace import Compiled, GraphError, GraphSource, InputSpec, chain, trace
-from backends.torch_backend.forward.plan import DecodePlan, ForwardPass
+from backends.torch_backend.forward.plan import MIN_ROWS, DecodePlan, ForwardPass
 from backends.torch_backend.native.kernels import Kernels
 from backends.torch_backend.pool import TorchPool
 
@@ -85,6 +85,7 @@ class DecodeStepGraphs:
         self._stacks: list[_Stack] = []
         self._ends: tuple[str, ...] = ()  # the keys of the graphs before the layers and after them
         self._graphs: Mapping[str, Compiled] = {}
+        self._has_products = True
 
     def trace(self) -> dict[str, GraphSource]:
         """Return the step's graphs by their keys; none if it has none.
@@ -101,12 +102,19 @@ class DecodeStepGraphs:
             logger.info("decode steps run layer by layer, since a step is not one graph: %s", reason)
             return {}
         self._ends = tuple(source.key for source in ends)
-        return {source.key: source for source in (*ends, *self._stack())}
+        sources = {source.key: source for source in (*ends, *self._stack())}
+        self._has_products = any(source.has_products for source in sources.values())
+        return sources
 
     @property
     def are_used(self) -> bool:
         """Whether `run` can be called."""
         return bool(self._graphs)
+
+    @property
+    def min_rows(self) -> int:
+        """The fewest rows with which a step rounds each row as it does beside others."""
+        return 1 if self.are_used and not self._has_products else MIN_ROWS
 
     def use(self, graphs: Mapping[str, Compiled]) -> None:
         """Run these graphs from the next step on, if the step was traced."""

@@ -33,6 +33,8 @@ _EXAMPLE_SIZES = {
     "stored": 176,
 }
 
+_PRODUCTS = tuple(f"aten.{name}." for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "dot", "convolution"))
+
 
 class GraphError(Exception):
     """A function has no static graph."""
@@ -69,6 +71,11 @@ class GraphSource:
     @property
     def key(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:24]
+
+    @property
+    def has_products(self) -> bool:
+        """Whether torch multiplies matrices, instead of the native kernels."""
+        return any(name in self.code for name in _PRODUCTS)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

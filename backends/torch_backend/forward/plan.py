@@ -30,7 +30,7 @@ from cache.scratch import ScratchLayout
 from cache.slots import decode_entries, live_mask
 
 _MIN_READ = 256  # entries
-_MIN_ROWS = 2  # a product with one row may round differently from the same row beside others
+MIN_ROWS = 2  # torch's product with one row may round differently from the same row beside others
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _chunks(targets: list[int], batch: PrefillBatch) -> tuple[Chunk, ...]:
 
 def _num_outputs(rows: Sequence[PrefillRow]) -> int | None:
     """Return how many of each row's last tokens' outputs are read; None: all."""
-    return None if any(row.score or row.pooling is PromptPooling.MEAN for row in rows) else _MIN_ROWS
+    return None if any(row.score or row.pooling is PromptPooling.MEAN for row in rows) else MIN_ROWS
 
 
 def _observations(
@@ -320,10 +320,17 @@ class DecodePlan:
 
 
 def decode_plan(
-    batch: DecodeBatch, kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, device: torch.device
+    batch: DecodeBatch,
+    kinds: Sequence[LayerKind],
+    num_rows: tuple[int, int],
+    max_model_len: int,
+    device: torch.device,
 ) -> DecodePlan:
-    """Return the plan of a decode batch before its first step. The pool has `num_slots` slots."""
-    size = _bucket_size(max(row.slot for row in batch.rows) + 1, num_slots)
+    """Return the plan of a decode batch before its first step.
+
+    `num_rows` are the fewest rows of a step, and the most: the pool's slots.
+    """
+    size = _bucket_size(max(row.slot for row in batch.rows) + 1, *num_rows)
     rows = {row.slot: row for row in batch.rows}
     inputs = _decode_inputs(rows, list(range(size)), kinds, device)
     read_lengths = tuple(_decode_read_length(kind, batch.rows, batch.num_steps) for kind in kinds)
@@ -370,7 +377,7 @@ def idle_plans(
     inputs[1] = -1
     inputs[2] = torch.arange(num_slots)
     inputs[3 + len(kinds) :] = 1
-    sizes = {_bucket_size(num_read, num_slots) for num_read in range(1, num_slots + 1)}
+    sizes = {_bucket_size(num_read, MIN_ROWS, num_slots) for num_read in range(1, num_slots + 1)}
     lengths = set()
     longest = 0
     while longest < max_model_len + max_steps:
@@ -384,12 +391,12 @@ def idle_plans(
     ]
 
 
-def _bucket_size(num_read: int, num_slots: int) -> int:
+def _bucket_size(num_read: int, min_rows: int, num_slots: int) -> int:
     """Return how many slots a step runs over that must read the first `num_read` of them: a power of two.
 
     There are few such shapes. Little is wasted, because the lowest free slot is always the next to be taken.
     """
-    return min(max(1 << (num_read - 1).bit_length(), _MIN_ROWS), num_slots)
+    return min(max(1 << (num_read - 1).bit_length(), min_rows), num_slots)
 
 
 def _decode_read_length(kind: LayerKind, rows: Sequence[DecodeRow], num_steps: int) -> int:

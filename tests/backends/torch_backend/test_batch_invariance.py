@@ -89,6 +89,7 @@ def test_every_bit_is_batch_invariant(
     if backend.compiled is not None:
         backend.warmup()
         backend.compiled.wait()
+        assert backend.compiled.steps[0].min_rows == 1
     alone = _answer(backend, neighbours=0, slot=0)
     assert _answer(backend, neighbours=1, slot=0) == alone
     assert _answer(backend, neighbours=4, slot=1) == alone

@@ -498,6 +498,16 @@ def test_graphs_with_equal_text_are_one() -> None:
     )
 
 
+def test_products_of_torch_are_found() -> None:
+    """A step with such products never runs with one row, which torch may round differently."""
+    specs = [InputSpec(("rows", 8), "float32"), InputSpec((8, 4), "float32")]
+    assert trace(lambda left, right: [left @ right], specs).has_products
+    assert trace(
+        lambda left, right, bias: [torch.addmm(bias, left, right)], [*specs, InputSpec((4,), "float32")]
+    ).has_products
+    assert not trace(lambda left, _: [left * 2 + left.sum(-1, keepdim=True)], specs).has_products
+
+
 def test_a_chain_passes_own_and_shared_tensors_to_each_link() -> None:
     scaled = trace(lambda rows, factor, bias: rows * factor + bias, [ROWS, ROWS, InputSpec((4,), "float32")])
     rotated = trace(

@@ -85,7 +85,7 @@ class DecodeStepGraphs:
         self._stacks: list[_Stack] = []
         self._ends: tuple[str, ...] = ()  # the keys of the graphs before the layers and after them
         self._graphs: Mapping[str, Compiled] = {}
-        self._has_products = True
+        self._needs_rows = True
 
     def trace(self) -> dict[str, GraphSource]:
         """Return the step's graphs by their keys; none if it has none.
@@ -103,7 +103,7 @@ class DecodeStepGraphs:
             return {}
         self._ends = tuple(source.key for source in ends)
         sources = {source.key: source for source in (*ends, *self._stack())}
-        self._has_products = any(source.has_products for source in sources.values())
+        self._needs_rows = any(source.needs_rows for source in sources.values())
         return sources
 
     @property
@@ -114,7 +114,7 @@ class DecodeStepGraphs:
     @property
     def min_rows(self) -> int:
         """The fewest rows with which a step rounds each row as it does beside others."""
-        return 1 if self.are_used and not self._has_products else MIN_ROWS
+        return 1 if self.are_used and not self._needs_rows else MIN_ROWS
 
     def use(self, graphs: Mapping[str, Compiled]) -> None:
         """Run these graphs from the next step on, if the step was traced."""

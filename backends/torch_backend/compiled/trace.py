@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from backends.torch_backend.torch_private.graph_code import function_of
 
@@ -33,7 +33,9 @@ _EXAMPLE_SIZES = {
     "stored": 176,
 }
 
-_PRODUCTS = tuple(f"aten.{name}." for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "dot", "convolution"))
+# The operand of these products that has a row for each sequence.
+_LEFT_OPERANDS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1}
+_OTHER_PRODUCTS = tuple(f"aten.{name}." for name in ("bmm", "baddbmm", "mv", "addmv", "dot", "convolution"))
 
 
 class GraphError(Exception):
@@ -73,9 +75,9 @@ class GraphSource:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:24]
 
     @property
-    def has_products(self) -> bool:
-        """Whether torch multiplies matrices, instead of the native kernels."""
-        return any(name in self.code for name in _PRODUCTS)
+    def needs_rows(self) -> bool:
+        """Whether one row alone may be rounded differently from the same row beside others."""
+        return any(name in self.code for name in _OTHER_PRODUCTS)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -101,6 +103,7 @@ def trace(function: Function, inputs: Sequence[InputSpec]) -> GraphSource:
         names = ", ".join(map(str, constants))
         raise GraphError(f"the function reads tensors that are not among its inputs: {names}")
     fuse(graph.graph)
+    _pad_products(graph.graph)
     graph.recompile()
     return GraphSource(graph.code, tuple(inputs))
 
@@ -158,6 +161,25 @@ def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule
     graph.graph.eliminate_dead_code(_has_effect)
     graph.recompile()
     return graph, examples
+
+
+def _pad_products(graph: Graph) -> None:
+    """Add a row of zeros to products of torch: with one row alone, they may round it differently.
+
+    What is left of them beside the kernels is small, for instance a router's.
+    """
+    for node in list(graph.nodes):
+        if node.target not in _LEFT_OPERANDS:
+            continue
+        position = _LEFT_OPERANDS[node.target]
+        with graph.inserting_before(node):
+            padded = graph.call_function(
+                torch.ops.aten.constant_pad_nd.default, (node.args[position], [0, 0, 0, 1])
+            )
+        with graph.inserting_after(node):
+            product = graph.call_function(torch.ops.aten.slice.Tensor, (node, 0, 0, -1))
+        node.replace_all_uses_with(product, delete_user_cb=lambda user, product=product: user is not product)
+        node.update_arg(position, padded)
 
 
 def _has_effect(node: Node) -> bool:

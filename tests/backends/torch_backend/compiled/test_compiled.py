@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends.interface import BackendUnusableError, CodeState
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.compiled.build import code_folder
-from backends.torch_backend.compiled.code import CompiledCode
+from backends.torch_backend.compiled.code import CompiledCode, _as_traced
 from backends.torch_backend.compiled.layer_function import LayerFunction
 from backends.torch_backend.compiled.layers import DecodeCall, GraphedLayer
 from backends.torch_backend.compiled.trace import GraphError, GraphSource, InputSpec, chain, trace
@@ -498,14 +499,39 @@ def test_graphs_with_equal_text_are_one() -> None:
     )
 
 
-def test_products_of_torch_are_found() -> None:
-    """A step with such products never runs with one row, which torch may round differently."""
-    specs = [InputSpec(("rows", 8), "float32"), InputSpec((8, 4), "float32")]
-    assert trace(lambda left, right: [left @ right], specs).has_products
-    assert trace(
-        lambda left, right, bias: [torch.addmm(bias, left, right)], [*specs, InputSpec((4,), "float32")]
-    ).has_products
-    assert not trace(lambda left, _: [left * 2 + left.sum(-1, keepdim=True)], specs).has_products
+class _ProductRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the rows of each matrix product."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.counts.append(args[-2].shape[0])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda rows, weight, _: [rows @ weight], lambda rows, weight, bias: [torch.addmm(bias, rows, weight)]],
+    ids=["mm", "addmm"],
+)
+def test_a_product_of_torch_has_more_than_one_row(function: Any) -> None:
+    specs = [InputSpec(("rows", 8), "float32"), InputSpec((8, 4), "float32"), InputSpec((4,), "float32")]
+    source = trace(function, specs)
+    assert not source.needs_rows
+    for num_rows in (1, 3):
+        tensors = torch.randn(num_rows, 8), torch.randn(8, 4), torch.randn(4)
+        with _ProductRows() as rows:
+            (output,) = _as_traced(source)(*tensors)
+        assert rows.counts == [num_rows + 1]
+        torch.testing.assert_close(output, function(*tensors)[0])
+
+
+def test_a_product_of_several_matrices_needs_rows() -> None:
+    specs = [InputSpec(("rows", 2, 8), "float32"), InputSpec(("rows", 8, 4), "float32")]
+    assert trace(lambda left, right: [torch.bmm(left, right)], specs).needs_rows
 
 
 def test_a_chain_passes_own_and_shared_tensors_to_each_link() -> None:

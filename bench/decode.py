@@ -29,6 +29,7 @@ from transformers import AutoConfig
 from backends.interface import Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, SamplingParams
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import Quantization, TorchBackendConfig
+from backends.torch_backend.native.kernels import BLOCK, GROUP, GROUP_BYTES
 from bench.floor import (
     Floors,
     Machine,
@@ -48,6 +49,12 @@ Launch = tuple[int, int, int]  # rows, entries, steps
 Timed = tuple[float, Floors]  # seconds of a step or of prompts, and their floors
 
 GREEDY = Draw(SamplingParams(temperature=0.0))
+# Of a linear layer's weights, and of the output layer's and experts'.
+_BYTES_PER_WEIGHTS = {
+    Quantization.INT8: (1, 1),
+    Quantization.W8A8: (1, 1),
+    Quantization.INT4: (GROUP_BYTES / (GROUP * BLOCK), 1),
+}
 BUFFER_BYTES = 2**28  # much larger than any cache, and fast to sum
 
 
@@ -274,8 +281,8 @@ class _Times:
 def _figures(backend: TorchBackend, config: TorchBackendConfig, cases: _Cases, rounds: int) -> dict[str, Any]:
     attending = next(layer for layer in backend.pools[0].cache.layers if layer.holds_entries)
     dtype = attending.scratch.planes[0].dtype  # the model's
-    bytes_per_weight = dtype.itemsize if config.quantization is Quantization.NONE else 1
-    work = work_of(AutoConfig.from_pretrained(config.model), dtype.itemsize, bytes_per_weight)
+    bytes_per_weights = _BYTES_PER_WEIGHTS.get(config.quantization)
+    work = work_of(AutoConfig.from_pretrained(config.model), dtype.itemsize, bytes_per_weights)
     times = _time(backend, cases, work, dtype, attending.slots.layout.capacity, rounds)
     return {
         "model": config.model,

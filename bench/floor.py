@@ -3,7 +3,7 @@
 A decode step takes at least the time to read every weight and every live cache entry once. A prefill takes at
 least the time of its matrix products. Both rates are the best that torch reaches here in several ways, not
 those of a data sheet. They are right on an idle machine, so the load is reported too. The formulas are for
-dense decoders with grouped-query attention.
+decoders with grouped-query attention. Routers are taken to choose experts evenly.
 
 Usage: `python -m bench.floor MODEL_DIR [--batch 8] [--entries 256] [--prompt 8192] [--json FILE]`.
 """
@@ -58,18 +58,31 @@ class Work:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    num_matrix: int  # weights of matrices, without the output layer
+    num_matrix: int  # weights of matrices, without the output layer and experts
     num_key_value: int  # weights of one layer's key and value projections, which are among these
     num_output: int  # weights of the output layer
     num_other: int  # norms and biases, read but not multiplied
     bytes_per_element: int
-    bytes_per_weight: int  # of the matrices and the output layer
+    bytes_per_weight: float  # of the matrices
+    bytes_per_other_weight: int  # of the output layer and experts
+    num_expert: int = 0  # weights of one expert in each of the layers
+    num_experts: int = 0  # of a layer
+    num_chosen: int = 0  # of them, by each row
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that a decode step reads. Of an untied embedding a step reads only a few rows."""
-        matrix_bytes = (self.num_matrix + self.num_output) * self.bytes_per_weight
-        return matrix_bytes + self.num_other * self.bytes_per_element
+        """Bytes of all weights, but for an untied embedding, of which a step reads only a few rows."""
+        return self._read_bytes(self.num_experts)
+
+    def _read_bytes(self, num_experts: float) -> int:
+        others = self.num_output + num_experts * self.num_expert
+        matrix_bytes = self.num_matrix * self.bytes_per_weight + others * self.bytes_per_other_weight
+        return round(matrix_bytes + self.num_other * self.bytes_per_element)
+
+    @property
+    def _num_multiplied(self) -> int:
+        """Weights that a row is multiplied by, without the output layer."""
+        return self.num_matrix + self.num_chosen * self.num_expert
 
     @property
     def entry_bytes(self) -> int:
@@ -77,11 +90,13 @@ class Work:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_element
 
     def decode_bytes(self, batch: int, entries: int) -> int:
-        return self.weight_bytes + batch * entries * self.entry_bytes
+        left_out = (1 - self.num_chosen / self.num_experts) ** batch if self.num_experts else 0
+        read_bytes = self._read_bytes(self.num_experts * (1 - left_out))
+        return read_bytes + batch * entries * self.entry_bytes
 
     def decode_operations(self, batch: int, entries: int) -> int:
         attention = 4 * self.num_layers * self.num_heads * self.head_dim * entries
-        return batch * (2 * (self.num_matrix + self.num_output) + attention)
+        return batch * (2 * (self._num_multiplied + self.num_output) + attention)
 
     def prefill_operations(self, num_tokens: int) -> int:
         """Return the operations up to a prompt's first output token.
@@ -90,7 +105,7 @@ class Work:
         the last layer, except for its keys and values.
         """
         num_full_layers = self.num_layers - 1
-        per_layer = self.num_matrix // self.num_layers
+        per_layer = self._num_multiplied // self.num_layers
         all_tokens = num_tokens * (num_full_layers * per_layer + self.num_key_value)
         last_token = per_layer - self.num_key_value + self.num_output
         num_pairs = num_full_layers * (num_tokens * (num_tokens + 1) // 2) + num_tokens
@@ -101,24 +116,29 @@ class UnsupportedModelError(ValueError):
     """The formulas do not hold for this model."""
 
 
-def work_of(config: PreTrainedConfig, bytes_per_element: int, bytes_per_weight: int | None = None) -> Work:
-    """Count a model's weights without allocating them. The weights of matrices may be quantized.
+def work_of(
+    config: PreTrainedConfig, bytes_per_element: int, bytes_per_weights: tuple[float, int] | None = None
+) -> Work:
+    """Count a model's weights without allocating them.
 
-    Raises `UnsupportedModelError` for experts and for compressed attention.
+    `bytes_per_weights` are those of quantized matrices, and of the output layer and experts beside them.
+    Raises `UnsupportedModelError` for compressed attention.
     """
-    for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank"):
-        if getattr(config, name, None):
-            raise UnsupportedModelError(
-                f"the config has {name} = {getattr(config, name)}: expected a dense decoder"
-            )
+    if getattr(config, "kv_lora_rank", None):
+        raise UnsupportedModelError(
+            f"the config has kv_lora_rank = {config.kv_lora_rank}: expected keys and values"
+        )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     shapes = {parameter: parameter.shape for parameter in model.parameters()}  # tied ones once
     embedding = model.get_input_embeddings().weight
     output = model.get_output_embeddings().weight
     layers = [parameter for parameter in shapes if parameter is not embedding and parameter is not output]
+    experts = [parameter for parameter in layers if parameter.ndim == 3]  # [expert, output, input]
+    num_experts = experts[0].shape[0] if experts else 0
     num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    bytes_per_weight, bytes_per_other_weight = bytes_per_weights or (bytes_per_element, bytes_per_element)
     return Work(
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
@@ -127,9 +147,13 @@ def work_of(config: PreTrainedConfig, bytes_per_element: int, bytes_per_weight: 
         num_matrix=sum(parameter.numel() for parameter in layers if parameter.ndim == 2),
         num_key_value=2 * num_kv_heads * head_dim * config.hidden_size,
         num_output=output.numel(),
-        num_other=sum(parameter.numel() for parameter in layers if parameter.ndim != 2),
+        num_other=sum(parameter.numel() for parameter in layers if parameter.ndim == 1),
         bytes_per_element=bytes_per_element,
-        bytes_per_weight=bytes_per_element if bytes_per_weight is None else bytes_per_weight,
+        bytes_per_weight=bytes_per_weight,
+        bytes_per_other_weight=bytes_per_other_weight,
+        num_expert=sum(parameter[0].numel() for parameter in experts),
+        num_experts=num_experts,
+        num_chosen=config.num_experts_per_tok if experts else 0,
     )
 
 

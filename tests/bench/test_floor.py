@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MixtralConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    DynamicCache,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from bench.floor import (
     Machine,
@@ -32,7 +40,7 @@ def config(**changes: object) -> LlamaConfig:
     return LlamaConfig(**(sizes | changes))  # type: ignore[arg-type]
 
 
-def model(of: LlamaConfig) -> PreTrainedModel:
+def model(of: PreTrainedConfig) -> PreTrainedModel:
     made: PreTrainedModel = AutoModelForCausalLM.from_config(of, attn_implementation="eager")  # type: ignore[no-untyped-call]
     return made
 
@@ -98,6 +106,7 @@ def test_floor_is_the_slower_of_reading_and_computing() -> None:
         num_other=0,
         bytes_per_element=2,
         bytes_per_weight=2,
+        bytes_per_other_weight=2,
     )
     reads = Machine("", 1, 0.0, "", {"a": 50.0, "b": 100.0}, {"c": math.inf})
     computes = Machine("", 1, 0.0, "", {"a": math.inf}, {"c": 10.0, "d": 100.0})
@@ -116,9 +125,38 @@ def test_prompts_of_a_batch_share_the_weights() -> None:
     assert (four.memory, four.matrix) == (one.memory, 4 * one.matrix)
 
 
-def test_model_with_experts_raises() -> None:
-    with pytest.raises(UnsupportedModelError, match="num_experts = 8"):
-        work_of(MixtralConfig(), 2)
+def test_a_step_reads_the_experts_that_rows_choose() -> None:
+    """One row reads its own; many rows read all. A row is multiplied by those that it chooses alone."""
+    of = MixtralConfig(
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        vocab_size=100,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    )
+    work = work_of(of, 2)
+    mixtral = model(of)
+    experts = 3 * 8 * 3 * 48 * 80
+    dense = sum(parameter.numel() for parameter in mixtral.parameters()) - experts - 100 * 48  # not tied
+    assert work.weight_bytes == 2 * (dense + experts)
+    assert work.decode_bytes(1, 0) == 2 * (dense + experts // 4)
+    assert work.decode_bytes(2, 0) == 2 * (dense + experts * 7 // 16)
+    assert work.decode_bytes(1000, 0) == 2 * (dense + experts)
+    norms = (2 * 3 + 1) * 48
+    assert work.decode_operations(3, 0) == 3 * 2 * (dense - norms + experts // 4)
+
+
+def test_quantized_weights_count_their_own_bytes() -> None:
+    work = work_of(config(), 2, (0.5, 1))
+    assert work.weight_bytes == 0.5 * work.num_matrix + work.num_output + 2 * work.num_other
+
+
+def test_compressed_attention_raises() -> None:
+    with pytest.raises(UnsupportedModelError, match="kv_lora_rank = 512"):
+        work_of(DeepseekV3Config(), 2)
 
 
 def test_machine_is_measured_in_every_way() -> None:

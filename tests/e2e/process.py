@@ -1,11 +1,18 @@
-"""A real `snapserve serve` process on a free loopback port, of the demo model unless a test names another."""
+"""A real `snapserve serve` process on a free loopback port, of the demo model unless a test names another.
 
+A server imports for 4 s. The servers of a test process are forks of one that has imported everything; those
+that README's tests start import themselves.
+"""
+
+import multiprocessing
 import os
+import runpy
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +22,74 @@ from prometheus_client.parser import text_string_to_metric_families
 
 START_LIMIT = 120.0  # seconds, for a machine that is busy with other things
 
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    ["commands.cli", "server.serve", "server.process", "backends.torch_backend.backend"]
+)
+
+
+class Process:
+    """A fork that runs `python -m server serve`, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        before = dict(os.environ)
+        # OpenMP reads its variables when torch is imported, which is when the first server is started.
+        _set_environment(environment)
+        try:
+            self._process = _FORKS.Process(target=_serve, args=([*arguments], dict(environment), log))
+            self._process.start()
+        finally:
+            _set_environment(before)
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("snapserve serve", timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _process(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "server", "serve", *arguments]
+    with log.open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def _serve(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    """Be the process of a server."""
+    with log.open("wb") as output:
+        for number in (sys.stdout.fileno(), sys.stderr.fileno()):
+            os.dup2(output.fileno(), number)
+    _set_environment(environment)
+    sys.argv[1:] = ["serve", *arguments]
+    runpy.run_module("server", run_name="__main__", alter_sys=True)
+
 
 @dataclass(frozen=True)
 class Server:
@@ -22,7 +97,7 @@ class Server:
 
     url: str
     seconds_to_ready: float
-    process: subprocess.Popen[bytes]
+    process: "Process | subprocess.Popen[bytes]"
 
     def metrics(self) -> dict[str, float]:
         """Return each sample of `/metrics`, summed over its labels, under its name.
@@ -43,8 +118,11 @@ class Server:
 
 
 @contextmanager
-def serve(*arguments: str, log: Path) -> Iterator[Server]:
-    """Start a server, yield it once it is ready, and stop it."""
+def serve(*arguments: str, log: Path, is_forked: bool = True) -> Iterator[Server]:
+    """Start a server, yield it once it is ready, and stop it.
+
+    One that is not forked reads variables at its imports, such as XDG_CACHE_HOME.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     # All threads, as a user has. `scripts/test` sets OMP_WAIT_POLICY, so that threads that wait sleep.
@@ -54,19 +132,14 @@ def serve(*arguments: str, log: Path) -> Iterator[Server]:
     # Every server would compile, beside all other tests.
     environment["SNAPSERVE_COMPILE"] = "no"
     start = time.monotonic()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "server", "serve", "--model", "demo", "--port", str(port), *arguments],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-        try:
-            _wait_until_ready(url, process, start, log)
-            yield Server(url, time.monotonic() - start, process)
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
+    options = ["--model", "demo", "--port", str(port), *arguments]
+    process = (Process if is_forked else _process)(options, environment, log)
+    try:
+        _wait_until_ready(url, process, start, log)
+        yield Server(url, time.monotonic() - start, process)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
 
 
 def free_port() -> int:
@@ -77,7 +150,7 @@ def free_port() -> int:
         return port
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes], start: float, log: Path) -> None:
+def _wait_until_ready(url: str, process: Process | subprocess.Popen[bytes], start: float, log: Path) -> None:
     while time.monotonic() - start < START_LIMIT:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode}:\n{log.read_text()}")

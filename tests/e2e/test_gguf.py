@@ -32,7 +32,7 @@ def test_a_file_is_converted_at_its_first_start_only(tmp_path: Path, monkeypatch
     file = write_gguf(tmp_path / "tiny.gguf")
     answers = []
     for name in ("first", "second"):
-        with serve("--model", str(file), log=tmp_path / name) as server:
+        with serve("--model", str(file), log=tmp_path / name, is_forked=False) as server:
             answers.append(chat(server, "tiny", "Who keeps a falcon?"))
     assert answers[0] == answers[1]
     assert f"{CONVERTED} {tmp_path}/cache/snapserve/gguf" in (tmp_path / "first").read_text()

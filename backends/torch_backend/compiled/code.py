@@ -33,6 +33,7 @@ from backends.torch_backend.compiled.decode_step import DecodeStepGraphs
 from backends.torch_backend.compiled.layers import LayerGraphs
 from backends.torch_backend.compiled.trace import Compiled, GraphSource
 from backends.torch_backend.compiled.trust import UntrustedError, make_private, verify
+from backends.torch_backend.files import write_whole
 from backends.torch_backend.native.kernels import Kernels, load_kernels
 from backends.torch_backend.native.packaged import packaged_kernels
 from backends.torch_backend.pool import TorchPool
@@ -153,7 +154,7 @@ class CompiledCode:
         try:
             make_private(self._folder)
             for key, source in sources.items():
-                _write(source_path(self._folder, key), source.to_json())
+                write_whole(source_path(self._folder, key), source.to_json())
             self._is_trusted = True
         except (OSError, UntrustedError) as error:
             logger.warning("nothing is compiled, since the compile cache cannot be used: %s", error)
@@ -351,10 +352,3 @@ def _as_traced(source: GraphSource) -> Compiled:
         return (output,) if isinstance(output, Tensor) else output  # type: ignore[return-value]
 
     return run
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file in one piece: the process that builds never sees a part of it."""
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(text)
-    partial.replace(path)

@@ -9,7 +9,6 @@ used.
 
 import json
 import logging
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from backends.checkpoint import CACHE
+from backends.torch_backend.files import write_whole
 from backends.torch_backend.model.attention import MASKED, AttentionOptions, grouped_attention
 from backends.torch_backend.model.probe import PassingLayer
 from backends.torch_backend.model.recurrent import Mix, RowStates
@@ -63,25 +63,16 @@ def induction_scores(
             return stored
     measured = measure_induction(model, num_layers, max_model_len)
     if _are_shares(measured):
-        _write(path, json.dumps(measured))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(measured))
+        except OSError as error:
+            logger.info("the layers' scores cannot be stored, so each start measures them: %s", error)
     return measured
 
 
 def _are_shares(scores: Sequence[InductionScore]) -> bool:
     return all(0 <= share <= 1 for score in scores for share in score)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file in one piece, or log why it cannot be written."""
-    partial = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError as error:
-        logger.info("the layers' scores cannot be stored, so each start measures them: %s", error)
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def measure_induction(model: PreTrainedModel, num_layers: int, max_model_len: int) -> list[InductionScore]:

@@ -2,8 +2,9 @@
 
 Figures are medians over rounds. Each round also measures the memory bandwidth, because on a shared machine
 only ratios from the same moment are meaningful. Slots hold zeros, since no time depends on their values; only
-stores of policy sparse hold random tokens. The backend has the options of `snapserve serve`. With several
-pools, decode steps of the others are timed in turns with those of the first. With `--compare-int8`, a second
+stores of policy sparse hold random tokens. Rows of a decode step read different tokens, so they choose their
+own experts. The backend has the options of `snapserve serve`. With several pools, decode steps of the others
+are timed in turns with those of the first. With `--compare-int8`, a second
 pool has the first one's slots in 8 bits.
 
 Usage: `GOMP_SPINCOUNT=5000 python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8
@@ -68,7 +69,7 @@ def decode_batch(
 ) -> DecodeBatch:
     """Return a launch of `num_rows` sequences that hold `num_tokens` tokens at its end."""
     rows = tuple(
-        DecodeRow(f"row {slot}", slot, 7, num_tokens - num_steps, num_prompt_tokens, draw)
+        DecodeRow(f"row {slot}", slot, 7 + slot, num_tokens - num_steps, num_prompt_tokens, draw)
         for slot in range(num_rows)
     )
     return DecodeBatch(rows, num_steps, pool=pool)

@@ -89,10 +89,13 @@ class Work:
         """Bytes of one cache entry's keys and values in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_element
 
+    def bytes_for(self, num_rows: int) -> int:
+        """Bytes of the weights that so many rows are multiplied by: all but the experts that none chooses."""
+        left_out = (1 - self.num_chosen / self.num_experts) ** num_rows if self.num_experts else 0
+        return self._read_bytes(self.num_experts * (1 - left_out))
+
     def decode_bytes(self, batch: int, entries: int) -> int:
-        left_out = (1 - self.num_chosen / self.num_experts) ** batch if self.num_experts else 0
-        read_bytes = self._read_bytes(self.num_experts * (1 - left_out))
-        return read_bytes + batch * entries * self.entry_bytes
+        return self.bytes_for(batch) + batch * entries * self.entry_bytes
 
     def decode_operations(self, batch: int, entries: int) -> int:
         attention = 4 * self.num_layers * self.num_heads * self.head_dim * entries
@@ -122,7 +125,10 @@ def work_of(
     """Count a model's weights without allocating them.
 
     `bytes_per_weights` are those of quantized matrices, and of the output layer and experts beside them.
-    Raises `UnsupportedModelError` for compressed attention.
+    Matrices that stay in the model's type, such as routers, are counted as quantized ones too.
+
+    Raises `UnsupportedModelError` for compressed attention, and for layers whose rows do not all choose the
+    same number of the same number of experts.
     """
     if getattr(config, "kv_lora_rank", None):
         raise UnsupportedModelError(
@@ -133,9 +139,15 @@ def work_of(
     shapes = {parameter: parameter.shape for parameter in model.parameters()}  # tied ones once
     embedding = model.get_input_embeddings().weight
     output = model.get_output_embeddings().weight
-    layers = [parameter for parameter in shapes if parameter is not embedding and parameter is not output]
-    experts = [parameter for parameter in layers if parameter.ndim == 3]  # [expert, output, input]
-    num_experts = experts[0].shape[0] if experts else 0
+    experts = [
+        parameter  # [expert, …]
+        for module in model.modules()
+        if hasattr(module, "is_concatenated")  # transformers' experts
+        for parameter in module.parameters(recurse=False)
+    ]
+    num_experts, num_chosen = _choice(config, experts)
+    counted_apart = {id(parameter) for parameter in (*experts, embedding, output)}
+    layers = [parameter for parameter in shapes if id(parameter) not in counted_apart]
     num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     bytes_per_weight, bytes_per_other_weight = bytes_per_weights or (bytes_per_element, bytes_per_element)
@@ -147,14 +159,27 @@ def work_of(
         num_matrix=sum(parameter.numel() for parameter in layers if parameter.ndim == 2),
         num_key_value=2 * num_kv_heads * head_dim * config.hidden_size,
         num_output=output.numel(),
-        num_other=sum(parameter.numel() for parameter in layers if parameter.ndim == 1),
+        num_other=sum(parameter.numel() for parameter in layers if parameter.ndim != 2),
         bytes_per_element=bytes_per_element,
         bytes_per_weight=bytes_per_weight,
         bytes_per_other_weight=bytes_per_other_weight,
         num_expert=sum(parameter[0].numel() for parameter in experts),
         num_experts=num_experts,
-        num_chosen=config.num_experts_per_tok if experts else 0,
+        num_chosen=num_chosen,
     )
+
+
+def _choice(config: PreTrainedConfig, experts: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Return how many experts a layer has, and how many of them a row chooses."""
+    if not experts:
+        return 0, 0
+    numbers = {parameter.shape[0] for parameter in experts}
+    num_chosen = getattr(config, "num_experts_per_tok", None)
+    if len(numbers) != 1 or not isinstance(num_chosen, int):
+        raise UnsupportedModelError(
+            f"layers have {sorted(numbers)} experts, of which rows choose {num_chosen}: expected one number"
+        )
+    return numbers.pop(), num_chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +205,8 @@ def decode_floors(work: Work, machine: Machine, batch: int, entries: int) -> Flo
 def prefill_floors(work: Work, machine: Machine, num_tokens: int, num_prompts: int = 1) -> Floors:
     """Return the floors of the first tokens of prompts in one batch, with exact attention."""
     operations = num_prompts * work.prefill_operations(num_tokens)
-    return Floors(work.weight_bytes / machine.bandwidth, operations / machine.matrix_rate)
+    read_bytes = work.bytes_for(num_prompts * num_tokens)
+    return Floors(read_bytes / machine.bandwidth, operations / machine.matrix_rate)
 
 
 def measure_machine(

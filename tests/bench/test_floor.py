@@ -149,6 +149,16 @@ def test_a_step_reads_the_experts_that_rows_choose() -> None:
     assert work.decode_operations(3, 0) == 3 * 2 * (dense - norms + experts // 4)
 
 
+@pytest.mark.parametrize("architecture", ["lfm2", "falcon_h1", "qwen3_next"])
+def test_convolutions_are_no_experts(architecture: str) -> None:
+    of = model_config(architecture)
+    with torch.device("meta"):
+        num_weights = sum(parameter.numel() for parameter in model(of).parameters())
+    work = work_of(of, 2)
+    assert (work.num_experts, work.num_chosen, work.num_expert) == (0, 0, 0)
+    assert work.weight_bytes == 2 * num_weights  # the embedding is tied
+
+
 def test_quantized_weights_count_their_own_bytes() -> None:
     work = work_of(config(), 2, (0.5, 1))
     assert work.weight_bytes == 0.5 * work.num_matrix + work.num_output + 2 * work.num_other

@@ -1,7 +1,7 @@
 """A real `snapserve serve` process on a free loopback port, of the demo model unless a test names another.
 
-A server imports for 4 s. The servers of a test process are forks of one that has imported everything; those
-that README's tests start import themselves.
+A server imports for 4 s, so the servers of a test process are forks of one that has imported everything.
+Tests of commands and scripts start processes of their own.
 """
 
 import multiprocessing
@@ -11,10 +11,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
 import httpx
@@ -22,6 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 START_LIMIT = 120.0  # seconds, for a machine that is busy with other things
 
+# Some tests start servers in threads. It guards the variables of this process, and the state of its children.
+_LOCK = threading.Lock()
+_is_forking = False
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     ["commands.cli", "server.serve", "server.process", "backends.torch_backend.backend"]
@@ -32,14 +37,11 @@ class Process:
     """A fork that runs `python -m server serve`, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        before = dict(os.environ)
-        # OpenMP reads its variables when torch is imported, which is when the first server is started.
-        _set_environment(environment)
-        try:
+        log.touch()
+        with _LOCK:
+            _start_forking(environment)
             self._process = _FORKS.Process(target=_serve, args=([*arguments], dict(environment), log))
             self._process.start()
-        finally:
-            _set_environment(before)
 
     @property
     def pid(self) -> int:
@@ -48,20 +50,24 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        return self.poll()
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with _LOCK:
+            return self._process.exitcode
 
     def wait(self, timeout: float) -> int:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("snapserve serve", timeout)
-        return self._process.exitcode
+        end = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("snapserve serve", timeout)
+            time.sleep(0.01)
+        return status
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        with suppress(ProcessLookupError):
+            if self.poll() is None:
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -74,6 +80,20 @@ def _process(arguments: Sequence[str], environment: Mapping[str, str], log: Path
     command = [sys.executable, "-m", "server", "serve", *arguments]
     with log.open("wb") as output:
         return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+
+
+def _start_forking(environment: Mapping[str, str]) -> None:
+    """Start the process that forks, once. OpenMP reads its variables there, when torch is imported."""
+    global _is_forking
+    if _is_forking:
+        return
+    before = dict(os.environ)
+    try:
+        _set_environment(environment)
+        forkserver.ensure_running()
+    finally:
+        _set_environment(before)
+    _is_forking = True
 
 
 def _set_environment(variables: Mapping[str, str]) -> None:
@@ -126,8 +146,10 @@ def serve(*arguments: str, log: Path, is_forked: bool = True) -> Iterator[Server
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     # All threads, as a user has. `scripts/test` sets OMP_WAIT_POLICY, so that threads that wait sleep.
+    with _LOCK:
+        variables = dict(os.environ)
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SNAPSERVE_", "OMP_NUM_"))
+        name: value for name, value in variables.items() if not name.startswith(("SNAPSERVE_", "OMP_NUM_"))
     }
     # Every server would compile, beside all other tests.
     environment["SNAPSERVE_COMPILE"] = "no"
@@ -139,7 +161,10 @@ def serve(*arguments: str, log: Path, is_forked: bool = True) -> Iterator[Server
         yield Server(url, time.monotonic() - start, process)
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        try:
+            process.wait(timeout=60)
+        finally:
+            process.kill()
 
 
 def free_port() -> int:

@@ -329,8 +329,8 @@ class TorchBackend:
         pool = self.pools[batch.pool]
         pool.will_decode(batch)
         min_rows = MIN_ROWS if self.compiled is None else self.compiled.steps[batch.pool].min_rows
-        num_rows = min_rows, pool.spec.num_slots
-        plan = decode_plan(batch, pool.kinds, num_rows, self._spec.max_model_len, self._device)
+        row_limits = min_rows, pool.spec.num_slots
+        plan = decode_plan(batch, pool.kinds, row_limits, self._spec.max_model_len, self._device)
         draws = {row.slot: row.draw for row in batch.rows}
         draw_plan = pool.sampler.plan(draws, plan.bucket[0])
         steps = self._graphs[batch.pool].run(plan, draw_plan, batch.num_steps) if self._graphs else None

@@ -20,7 +20,7 @@ _MAX_ROWS = 8
 def most_draft_tokens(pool: SlotPoolSpec) -> int:
     """Return how many tokens of drafts a step of the pool may read.
 
-    A step is compiled for a single row where there is one slot. With a store, it has one row for each slot.
+    Where there is one slot, a step is compiled for exactly one row. With a store, it has one for each slot.
     """
     return 0 if pool.num_slots < 2 or pool.policy.store is not None else _MAX_ROWS - 1
 

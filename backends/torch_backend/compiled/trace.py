@@ -8,6 +8,7 @@ which takes a second.
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +36,8 @@ _EXAMPLE_SIZES = {
 
 # The operand of these products that has a row for each sequence.
 _LEFT_OPERANDS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1}
-_OTHER_PRODUCTS = tuple(f"aten.{name}." for name in ("bmm", "baddbmm", "mv", "addmv", "dot", "convolution"))
+_PADDED = re.compile(r"aten\.(?:mm\.default\(|addmm\.default\(\w+, )constant_pad_nd")
+_PRODUCT = re.compile(r"ops\.\w+\.\w*(?:mm|mv|dot|conv|matmul)\w*\.\w+\(")
 
 
 class GraphError(Exception):
@@ -77,7 +79,7 @@ class GraphSource:
     @property
     def needs_rows(self) -> bool:
         """Whether one row alone may be rounded differently from the same row beside others."""
-        return any(name in self.code for name in _OTHER_PRODUCTS)
+        return _PRODUCT.search(_PADDED.sub("", self.code)) is not None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -103,7 +105,8 @@ def trace(function: Function, inputs: Sequence[InputSpec]) -> GraphSource:
         names = ", ".join(map(str, constants))
         raise GraphError(f"the function reads tensors that are not among its inputs: {names}")
     fuse(graph.graph)
-    _pad_products(graph.graph)
+    if not any("tokens" in spec.sizes for spec in inputs):  # a chunk's products have many rows
+        _pad_products(graph.graph)
     graph.recompile()
     return GraphSource(graph.code, tuple(inputs))
 
@@ -166,12 +169,18 @@ def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule
 def _pad_products(graph: Graph) -> None:
     """Add a row of zeros to products of torch: with one row alone, they may round it differently.
 
-    What is left of them beside the kernels is small, for instance a router's.
+    Few models have other products beside the kernels' than those of routers, which are small.
     """
+    from backends.torch_backend.torch_private.inductor import is_symbolic
+
     for node in list(graph.nodes):
         if node.target not in _LEFT_OPERANDS:
             continue
         position = _LEFT_OPERANDS[node.target]
+        *added, rows, weight = (operand.meta["val"] for operand in node.args)
+        has_rows = is_symbolic(rows.shape[0]) and not any(map(is_symbolic, weight.shape))
+        if not has_rows or any(each.dim() != 1 for each in added):
+            continue
         with graph.inserting_before(node):
             padded = graph.call_function(
                 torch.ops.aten.constant_pad_nd.default, (node.args[position], [0, 0, 0, 1])

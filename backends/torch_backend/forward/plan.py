@@ -322,15 +322,15 @@ class DecodePlan:
 def decode_plan(
     batch: DecodeBatch,
     kinds: Sequence[LayerKind],
-    num_rows: tuple[int, int],
+    row_limits: tuple[int, int],
     max_model_len: int,
     device: torch.device,
 ) -> DecodePlan:
     """Return the plan of a decode batch before its first step.
 
-    `num_rows` are the fewest rows of a step, and the most: the pool's slots.
+    `row_limits` are the fewest rows of a step, and the most: the pool's slots.
     """
-    size = _bucket_size(max(row.slot for row in batch.rows) + 1, *num_rows)
+    size = _bucket_size(max(row.slot for row in batch.rows) + 1, *row_limits)
     rows = {row.slot: row for row in batch.rows}
     inputs = _decode_inputs(rows, list(range(size)), kinds, device)
     read_lengths = tuple(_decode_read_length(kind, batch.rows, batch.num_steps) for kind in kinds)

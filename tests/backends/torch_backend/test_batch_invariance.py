@@ -9,7 +9,10 @@ import torch
 
 from backends.interface import SampledToken
 from backends.torch_backend.backend import TorchBackend
-from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.compiled.decode_step import DecodeStepGraphs
+from backends.torch_backend.config import DeviceName, DtypeName, Quantization, TorchBackendConfig
+from backends.torch_backend.forward.plan import DecodePlan
+from backends.torch_backend.native.kernels import kernels_are_supported
 from backends.torch_backend.torch_private import onednn
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
@@ -90,7 +93,59 @@ def test_every_bit_is_batch_invariant(
         backend.warmup()
         backend.compiled.wait()
         assert backend.compiled.steps[0].min_rows == 1
+    _check_answers(backend)
+
+
+def _check_answers(backend: TorchBackend) -> None:
     alone = _answer(backend, neighbours=0, slot=0)
     assert _answer(backend, neighbours=1, slot=0) == alone
     assert _answer(backend, neighbours=4, slot=1) == alone
     assert _answer(backend, neighbours=0, slot=0) == alone
+
+
+@pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
+@pytest.mark.parametrize(
+    ("architecture", "quantization"),
+    [
+        ("llama", Quantization.NONE),
+        ("llama", Quantization.INT4),
+        ("lfm2", Quantization.W8A8),
+        ("afmoe", Quantization.INT8),  # a mixture, whose router stays a product of torch
+    ],
+)
+def test_one_row_has_the_bits_of_several(
+    tmp_path: Path,
+    architecture: str,
+    quantization: Quantization,
+    built_kernels: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sequence alone is decoded in steps of one row, where the kernels and padded products allow it."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("backends.torch_backend.compiled.code.packaged_kernels", lambda: built_kernels)
+    run = DecodeStepGraphs.run
+    rows: list[int] = []
+
+    def noting(graphs: DecodeStepGraphs, plan: DecodePlan) -> tuple[torch.Tensor, torch.Tensor]:
+        rows.append(plan.bucket[0])
+        return run(graphs, plan)
+
+    monkeypatch.setattr(DecodeStepGraphs, "run", noting)
+    backend = TorchBackend(
+        TorchBackendConfig(
+            str(save_checkpoint(architecture, tmp_path)),
+            device=DeviceName.CPU,
+            dtype=DtypeName.BFLOAT16,
+            quantization=quantization,
+            pools=(PoolOptions(6, SNAPSTREAM),),
+            max_model_len=512,
+            prefill_chunk=CHUNK,
+            compile=True,
+            compile_cache=tmp_path,
+        )
+    )
+    backend.warmup()
+    assert backend.compiled is not None
+    backend.compiled.wait()
+    _check_answers(backend)
+    assert set(rows) == {1, 2, 4, 6}

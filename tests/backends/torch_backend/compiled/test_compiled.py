@@ -529,9 +529,18 @@ def test_a_product_of_torch_has_more_than_one_row(function: Any) -> None:
         torch.testing.assert_close(output, function(*tensors)[0])
 
 
-def test_a_product_of_several_matrices_needs_rows() -> None:
-    specs = [InputSpec(("rows", 2, 8), "float32"), InputSpec(("rows", 8, 4), "float32")]
-    assert trace(lambda left, right: [torch.bmm(left, right)], specs).needs_rows
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (torch.bmm, (("rows", 2, 8), ("rows", 8, 4))),
+        (lambda rows, weight: weight @ rows.T, (("rows", 8), (4, 8))),
+        (lambda rows, weight: torch.addmm(rows, rows, weight), (("rows", 8), (8, 8))),
+    ],
+    ids=["bmm", "transposed", "residual"],
+)
+def test_other_products_need_rows(function: Any, sizes: Any) -> None:
+    specs = [InputSpec(each, "float32") for each in sizes]
+    assert trace(lambda *tensors: [function(*tensors)], specs).needs_rows
 
 
 def test_a_chain_passes_own_and_shared_tensors_to_each_link() -> None:

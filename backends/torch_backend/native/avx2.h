@@ -266,6 +266,15 @@ inline Ints add_weights(Ints sums, Ints weights, Ints row) {
   return {add_weights(sums.low, weights.low, row.low), add_weights(sums.high, weights.high, row.high)};
 }
 
+// Lanes of 16 bits hold the sums of pairs: each of them is at most 2 x 15 x 127, and of eight at most 30,480.
+constexpr int64_t kMaxLevelInputs = 32;
+
+inline Ints add_levels(Ints sums, Ints levels, Ints row) {
+  return {_mm256_add_epi16(sums.low, _mm256_maddubs_epi16(levels.low, row.low)),
+          _mm256_add_epi16(sums.high, _mm256_maddubs_epi16(levels.high, row.high))};
+}
+inline Ints level_totals(Ints sums) { return add_pairs(Ints{}, sums, broadcast(0x00010001)); }
+
 inline Ints load_bits(const void* source) {
   const auto* halves = static_cast<const __m256i*>(source);
   return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};

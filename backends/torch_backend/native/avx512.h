@@ -146,8 +146,8 @@ inline Ints paired(Floats evens, Floats odds) {
   return (Ints)_mm512_permutexvar_epi16(interleave, (__m512i)narrow(odds, evens));
 }
 
-// Sums of products are int32 here, and exact: of pairs of int16, and of four bytes. `add_fours` takes numbers
-// from 0 to 127 on the left, and `add_weights` any weights of uint8.
+// Sums of products are exact. They are int32 here: of pairs of int16, and of four bytes. `add_fours` takes
+// numbers from 0 to 127 on the left, and `add_weights` any weights of uint8.
 inline Ints add_pairs(Ints sums, Ints left, Ints right) {
   return (Ints)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)left, (__m512i)right);
 }
@@ -159,6 +159,13 @@ inline Ints add_fours(Ints sums, Ints left, Ints right) {
 constexpr bool kSubtractsZeroPoint = false;
 
 inline Ints add_weights(Ints sums, Ints weights, Ints row) { return add_fours(sums, weights, row); }
+
+// Sums of products with levels, numbers from 0 to 15, over at most `kMaxLevelInputs` inputs. They may have
+// fewer bits, until `level_totals` returns them as int32.
+constexpr int64_t kMaxLevelInputs = 1 << 16;
+
+inline Ints add_levels(Ints sums, Ints levels, Ints row) { return add_fours(sums, levels, row); }
+inline Ints level_totals(Ints sums) { return sums; }
 
 inline Ints load_bits(const void* source) { return (Ints)_mm512_loadu_si512(source); }
 inline void store_bits(void* target, Ints bits) { _mm512_storeu_si512(target, (__m512i)bits); }

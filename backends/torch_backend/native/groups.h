@@ -12,6 +12,7 @@ constexpr int64_t kPerZeroPoint = 16;  // steps of a zero point in a level; `STE
 constexpr int64_t kGroupTile = kRowsAtOnce<int8_t>;
 constexpr int64_t kUnpackedGroups = 8;  // stay in half of the first-level cache while all rows are multiplied
 constexpr int64_t kUnpackedBytes = kGroup * kBlock;  // of a group
+static_assert(kGroup <= kMaxLevelInputs);
 
 // The weights of a group of inputs, for a block of outputs: scale × (level - zero point).
 struct Group {
@@ -36,7 +37,7 @@ inline void prefetch_after(const Group* group) {
 }
 
 // Write the levels of a group, one in each byte: [8, 64, 4].
-inline void unpack(Level* unpacked, const Group* group) {
+inline void unpack(uint8_t* unpacked, const Group* group) {
   prefetch_after(group);
   for (int64_t n = 0; n < kUnpackedBytes / 2; n += 4 * kBlock) {
     UNROLL for (int64_t v = 0; v < 4 * kBlock; v += kCacheLine) {
@@ -61,23 +62,19 @@ struct GroupedRows {
   }
 };
 
-// The scales and zero points of a group's outputs.
+// The scales and zero points of 16 of a group's outputs.
 struct GroupScales {
-  Floats scales[kBlockVectors];
-  Floats zero_points[kBlockVectors];
+  Floats scales;
+  Floats zero_points;
 
-  explicit GroupScales(const Group& group) {
-    UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
-      scales[v] = load(group.scales + v * kLanes);
-      zero_points[v] = load(group.zero_points + v * kLanes);
-    }
-  }
+  GroupScales(const Group& group, int64_t v)
+      : scales(load(group.scales + v * kLanes)), zero_points(load(group.zero_points + v * kLanes)) {}
 
   // Return `sum` and the integer products of a row's group.
-  Floats add(Floats sum, Ints products, int64_t v, float row_scale, float zero_point_term) const {
+  Floats add(Floats sum, Ints products, float row_scale, float zero_point_term) const {
     const Floats scaled = to_floats(products) * broadcast(row_scale);
-    const Floats values = fnmadd(zero_points[v], broadcast(zero_point_term), scaled);
-    return fmadd(values, scales[v], sum);
+    const Floats values = fnmadd(zero_points, broadcast(zero_point_term), scaled);
+    return fmadd(values, scales, sum);
   }
 };
 
@@ -89,31 +86,70 @@ inline void multiply_row(float* sums, const GroupedRows& row, const Group* group
   for (int64_t g = 0; g < row.num_groups; ++g) {
     const Group& group = groups[g];
     prefetch_after(&group);
-    Floats products[kBlockVectors];
+    Ints products[kBlockVectors];
     UNROLL for (int64_t v = 0; v < kBlockVectors; ++v)
-      products[v] = Floats{};
+      products[v] = Ints{};
     UNROLL for (int64_t k = 0; k < kGroup; k += 8) {
       const int8_t* input = row.elements + g * kGroup + k;
-      constexpr const Level* levels = nullptr;
       UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
         const Ints bytes = load_bits(group.levels + k / 2 * kBlock + v * kCacheLine);
-        products[v] = multiply_add(products[v], input, half_bytes<false>(bytes), levels);
-        products[v] = multiply_add(products[v], input + 4, half_bytes<true>(bytes), levels);
+        products[v] = add_levels(products[v], half_bytes<false>(bytes), broadcast_four(input));
+        products[v] = add_levels(products[v], half_bytes<true>(bytes), broadcast_four(input + 4));
       }
     }
-    const GroupScales scales(group);
     UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
-      totals[v] = scales.add(totals[v], as_ints(products[v]), v, row.scales[g], row.zero_point_terms[g]);
+      const GroupScales scales(group, v);
+      totals[v] =
+          scales.add(totals[v], level_totals(products[v]), row.scales[g], row.zero_point_terms[g]);
     }
   }
   UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) store(sums + v * kLanes, totals[v]);
 }
 
-// Add the products of up to `kGroupTile` rows with unpacked levels. A function of its own: inlined, GCC 12 spills
-// its accumulators to memory.
-[[gnu::noinline]] inline void multiply_levels(float* products, const int8_t* input, int64_t row_stride,
-                                              const Level* levels, int64_t num_inputs, int64_t num_rows) {
-  accumulate_rows<false, kGroupTile>(products, input, row_stride, levels, num_inputs, num_rows);
+// Add the products of `rows` rows with a group's unpacked levels to `sums` [row, 64]. A function of its own:
+// inlined, GCC 12 spills its accumulators to memory.
+template <int64_t rows>
+[[gnu::noinline]] void add_group(float* sums, const GroupedRows& input, const uint8_t* levels,
+                                 const Group& group) {
+  constexpr int64_t count = kVectorsAtOnce<rows>;
+  const int64_t row_stride = input.num_groups * kGroup;
+  UNROLL for (int64_t first = 0; first < kBlockVectors; first += count) {
+    Ints products[rows][count];
+    UNROLL for (int64_t r = 0; r < rows; ++r) {
+      UNROLL for (int64_t v = 0; v < count; ++v) products[r][v] = Ints{};
+    }
+    for (int64_t k = 0; k < kGroup; k += 4) {
+      Ints weights[count];
+      UNROLL for (int64_t v = 0; v < count; ++v) {
+        weights[v] = load_bits(levels + k * kBlock + (first + v) * kCacheLine);
+      }
+      UNROLL for (int64_t r = 0; r < rows; ++r) {
+        const Ints four = broadcast_four(input.elements + r * row_stride + k);
+        UNROLL for (int64_t v = 0; v < count; ++v) {
+          products[r][v] = add_levels(products[r][v], weights[v], four);
+        }
+      }
+    }
+    UNROLL for (int64_t v = 0; v < count; ++v) {
+      const GroupScales scales(group, first + v);
+      UNROLL for (int64_t r = 0; r < rows; ++r) {
+        float* target = sums + r * kBlock + (first + v) * kLanes;
+        const int64_t place = r * input.num_groups;
+        store(target, scales.add(load(target), level_totals(products[r][v]), input.scales[place],
+                                 input.zero_point_terms[place]));
+      }
+    }
+  }
+}
+
+// Do the same for `num_rows` rows, up to `max_rows`. The recursion turns their number into a constant.
+template <int64_t max_rows = kGroupTile>
+void add_group(float* sums, const GroupedRows& input, const uint8_t* levels, const Group& group,
+               int64_t num_rows) {
+  if constexpr (max_rows > 1) {
+    if (num_rows < max_rows) return add_group<max_rows - 1>(sums, input, levels, group, num_rows);
+  }
+  add_group<max_rows>(sums, input, levels, group);
 }
 
 // Write the products [row, 64] of all rows with a block. They share levels that are unpacked once.
@@ -121,8 +157,7 @@ inline void multiply_row(float* sums, const GroupedRows& row, const Group* group
 // Batch invariance: a group's integer products are exact, and a row adds its groups in ascending order.
 inline void multiply_groups(float* sums, const GroupedRows& rows, const Group* groups, int64_t num_rows) {
   if (num_rows == 1) return multiply_row(sums, rows, groups);
-  alignas(64) Level unpacked[kUnpackedGroups * kUnpackedBytes];
-  alignas(64) float products[kGroupTile * kBlock];  // int32, as in tile.h
+  alignas(64) uint8_t unpacked[kUnpackedGroups * kUnpackedBytes];
   std::memset(sums, 0, num_rows * kBlock * sizeof(float));
   for (int64_t first = 0; first < rows.num_groups; first += kUnpackedGroups) {
     const int64_t end = std::min(first + kUnpackedGroups, rows.num_groups);
@@ -130,20 +165,8 @@ inline void multiply_groups(float* sums, const GroupedRows& rows, const Group* g
     for (int64_t tile = 0; tile < num_rows; tile += kGroupTile) {
       const int64_t tile_rows = std::min(kGroupTile, num_rows - tile);
       for (int64_t g = first; g < end; ++g) {
-        const GroupedRows input = rows.from(tile, g);
-        std::memset(products, 0, tile_rows * kBlock * sizeof(float));
-        multiply_levels(products, input.elements, rows.num_groups * kGroup,
-                        unpacked + (g - first) * kUnpackedBytes, kGroup, tile_rows);
-        const GroupScales scales(groups[g]);
-        for (int64_t r = 0; r < tile_rows; ++r) {
-          float* row_sums = sums + (tile + r) * kBlock;
-          const int64_t place = r * rows.num_groups;
-          UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
-            const Ints of_row = load_bits(products + r * kBlock + v * kLanes);
-            store(row_sums + v * kLanes, scales.add(load(row_sums + v * kLanes), of_row, v, input.scales[place],
-                                                    input.zero_point_terms[place]));
-          }
-        }
+        add_group(sums + tile * kBlock, rows.from(tile, g), unpacked + (g - first) * kUnpackedBytes,
+                  groups[g], tile_rows);
       }
     }
   }

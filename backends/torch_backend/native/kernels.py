@@ -207,7 +207,7 @@ def sources() -> list[str]:
 
 
 def build_kernels(target: Path, name: str | None = None) -> None:
-    """Compile the kernels into the shared library `target`. Takes about 10 s.
+    """Compile the kernels into the shared library `target`. Takes 10 to 40 s.
 
     `name` is one of `INSTRUCTION_SETS`, by default this processor's best one with all that it has besides.
     Raises OSError without a compiler, and CalledProcessError when the compilation fails.

@@ -21,8 +21,12 @@ constexpr int64_t kCacheLine = 64;  // bytes
 
 constexpr int64_t round_up(int64_t number, int64_t step) { return (number + step - 1) / step * step; }
 
-// A number from 0 to 15 that weights of 4 bits are unpacked to.
-enum class Level : uint8_t {};
+// Return four int8 numbers in each lane.
+inline Ints broadcast_four(const int8_t* input) {
+  int32_t four;
+  std::memcpy(&four, input, sizeof four);
+  return broadcast(four);
+}
 
 inline Floats multiply_add(Floats sums, const float* input, Ints weights, const void*) {
   return fmadd(broadcast(*input), as_floats(weights), sums);
@@ -36,15 +40,8 @@ inline Floats multiply_add(Floats sums, const BFloat16* input, const PairOperand
 
 // The sums of int8 rows are int32. They travel in the registers and the memory of float32 sums, so that one
 // tile serves all types.
-template <typename W>
-inline Floats multiply_add(Floats sums, const int8_t* input, Ints weights, const W*) {
-  int32_t four;
-  std::memcpy(&four, input, sizeof four);
-  if constexpr (std::is_same_v<W, Level>) {
-    return as_floats(add_fours(as_ints(sums), weights, broadcast(four)));
-  } else {
-    return as_floats(add_weights(as_ints(sums), weights, broadcast(four)));
-  }
+inline Floats multiply_add(Floats sums, const int8_t* input, Ints weights, const void*) {
+  return as_floats(add_weights(as_ints(sums), weights, broadcast_four(input)));
 }
 
 // What a product takes of a vector of weights, which are multiplied with rows of type T.

@@ -81,6 +81,20 @@ def test_the_kernel(built_kernels: Path, dtype: torch.dtype, sizes: tuple[int, i
     assert grouped(hidden[:3]).isfinite().all(1).tolist() == [True, False, True]
 
 
+@needs_kernels
+@pytest.mark.parametrize("num_rows", [1, 2, 8])
+@torch.inference_mode()
+def test_the_largest_products_do_not_overflow(built_kernels: Path, num_rows: int) -> None:
+    """All levels are 15 and all numbers of a row 127 or -127. The kernels may sum them in 16 bits."""
+    load_kernels(built_kernels)
+    linear = nn.Linear(2 * GROUP, 64, bias=False)
+    nn.init.constant_(linear.weight, 3.75)  # 15 quarters
+    grouped = GroupedLinear([linear], Kernels(are_used=True))
+    signs = torch.tensor([1.0, -1.0]).repeat(num_rows)[:num_rows, None]
+    output = grouped(signs.expand(-1, 2 * GROUP).contiguous())
+    torch.testing.assert_close(output, (signs * 3.75 * 2 * GROUP).expand(-1, 64))
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @torch.inference_mode()
 def test_without_kernels(dtype: torch.dtype) -> None:

@@ -90,7 +90,7 @@ class Work:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_element
 
     def bytes_for(self, num_rows: int) -> int:
-        """Bytes of the weights that so many rows are multiplied by: all but the experts that none chooses."""
+        """Bytes of the weights that a batch of rows reads: all but the experts that no row chooses."""
         left_out = (1 - self.num_chosen / self.num_experts) ** num_rows if self.num_experts else 0
         return self._read_bytes(self.num_experts * (1 - left_out))
 

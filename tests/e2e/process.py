@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 START_LIMIT = 120.0  # seconds, for a machine that is busy with other things
 
-# Some tests start servers in threads. It guards the variables of this process, and the state of its children.
+# Some tests start servers in threads. The lock guards this process's variables and the state of its children.
 _LOCK = threading.Lock()
 _is_forking = False
 _FORKS = multiprocessing.get_context("forkserver")
@@ -76,7 +76,7 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
-def _process(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+def _spawned(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "server", "serve", *arguments]
     with log.open("wb") as output:
         return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
@@ -145,9 +145,9 @@ def serve(*arguments: str, log: Path, is_forked: bool = True) -> Iterator[Server
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    # All threads, as a user has. `scripts/test` sets OMP_WAIT_POLICY, so that threads that wait sleep.
     with _LOCK:
         variables = dict(os.environ)
+    # All threads, as a user has. `scripts/test` sets OMP_WAIT_POLICY, so that threads that wait sleep.
     environment = {
         name: value for name, value in variables.items() if not name.startswith(("SNAPSERVE_", "OMP_NUM_"))
     }
@@ -155,7 +155,7 @@ def serve(*arguments: str, log: Path, is_forked: bool = True) -> Iterator[Server
     environment["SNAPSERVE_COMPILE"] = "no"
     start = time.monotonic()
     options = ["--model", "demo", "--port", str(port), *arguments]
-    process = (Process if is_forked else _process)(options, environment, log)
+    process = (Process if is_forked else _spawned)(options, environment, log)
     try:
         _wait_until_ready(url, process, start, log)
         yield Server(url, time.monotonic() - start, process)

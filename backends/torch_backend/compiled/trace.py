@@ -36,6 +36,7 @@ _EXAMPLE_SIZES = {
 
 # The operand of these products that has a row for each sequence.
 _LEFT_OPERANDS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1}
+# In a graph's text: a product with a padded left operand, and any product of torch.
 _PADDED = re.compile(r"aten\.(?:mm\.default\(|addmm\.default\(\w+, )constant_pad_nd")
 _PRODUCT = re.compile(r"ops\.\w+\.\w*(?:mm|mv|dot|conv|matmul)\w*\.\w+\(")
 

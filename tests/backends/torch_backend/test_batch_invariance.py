@@ -42,6 +42,27 @@ SUBJECTS += [
 ]
 
 
+def _backend(
+    model: Path,
+    dtype: DtypeName,
+    policy: PolicyOptions,
+    compile_cache: Path | None,
+    quantization: Quantization = Quantization.NONE,
+) -> TorchBackend:
+    """Return a backend of six slots. Without `compile_cache`, nothing is compiled."""
+    config = TorchBackendConfig(
+        str(model),
+        device=DeviceName.CPU,
+        dtype=dtype,
+        quantization=quantization,
+        pools=(PoolOptions(6, policy),),
+        max_model_len=512,
+        prefill_chunk=CHUNK,
+        compile=compile_cache is not None,
+    )
+    return TorchBackend(config if compile_cache is None else replace(config, compile_cache=compile_cache))
+
+
 def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledToken]:
     """Answer one short request beside longer and longer ones in the neighbouring slots."""
     driver = Driver(backend, CHUNK)
@@ -77,18 +98,8 @@ def test_every_bit_is_batch_invariant(
     policy: PolicyOptions,
     compile_cache: Path,
 ) -> None:
-    backend = TorchBackend(
-        TorchBackendConfig(
-            str(save_checkpoint(architecture, tmp_path, num_hidden_layers=3)),
-            device=DeviceName.CPU,
-            dtype=dtype,
-            pools=(PoolOptions(6, policy),),
-            max_model_len=512,
-            prefill_chunk=CHUNK,
-            compile=is_compiled,
-            compile_cache=compile_cache,
-        )
-    )
+    path = save_checkpoint(architecture, tmp_path, num_hidden_layers=3)
+    backend = _backend(path, dtype, policy, compile_cache if is_compiled else None)
     if backend.compiled is not None:
         backend.warmup()
         backend.compiled.wait()
@@ -131,19 +142,8 @@ def test_one_row_has_the_bits_of_several(
         return run(graphs, plan)
 
     monkeypatch.setattr(DecodeStepGraphs, "run", noting)
-    backend = TorchBackend(
-        TorchBackendConfig(
-            str(save_checkpoint(architecture, tmp_path)),
-            device=DeviceName.CPU,
-            dtype=DtypeName.BFLOAT16,
-            quantization=quantization,
-            pools=(PoolOptions(6, SNAPSTREAM),),
-            max_model_len=512,
-            prefill_chunk=CHUNK,
-            compile=True,
-            compile_cache=tmp_path,
-        )
-    )
+    path = save_checkpoint(architecture, tmp_path)
+    backend = _backend(path, DtypeName.BFLOAT16, SNAPSTREAM, tmp_path, quantization)
     backend.warmup()
     assert backend.compiled is not None
     backend.compiled.wait()

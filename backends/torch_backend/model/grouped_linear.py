@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from backends.torch_backend.model.quantized_linear import quantize
+from backends.torch_backend.model.quantized_linear import QUANTIZED_AT_ONCE, quantize
 from backends.torch_backend.native.kernels import (
     BLOCK,
     GROUP,
@@ -25,9 +25,6 @@ from backends.torch_backend.native.kernels import (
 
 _MOST = 15  # level
 _SPANS = (1.0, 0.92, 0.84)  # of a group's range, that the levels cover at first
-# Weights. Their copies in float32 stay in the processor's cache, and are smaller than the blocks that
-# `returning_memory` maps anew for each tensor.
-_QUANTIZED_AT_ONCE = 2**16
 _CONVERTED_AT_ONCE = 2**22  # weights
 
 
@@ -77,13 +74,15 @@ def quantize_in_groups(weight: Tensor) -> Tensor:
     """
     num_outputs, num_inputs = weight.shape
     packed = weight.new_empty(-(-num_outputs // BLOCK), num_inputs // GROUP, GROUP_BYTES, dtype=torch.uint8)
-    blocks = max(1, _QUANTIZED_AT_ONCE // (BLOCK * num_inputs))
+    blocks = max(1, QUANTIZED_AT_ONCE // (BLOCK * num_inputs))
     parts = zip(torch.split(weight, blocks * BLOCK), torch.split(packed, blocks), strict=True)
     for some, some_packed in parts:
         whole = nn.functional.pad(some, (0, 0, 0, -some.shape[0] % BLOCK))
         # The group's inputs first: sums over them then are sums of vectors.
-        groups = whole.float().view(-1, GROUP).T.contiguous()
-        some_packed.copy_(in_groups(*_fitted(groups), num_inputs))
+        groups = torch.split(whole.view(-1, GROUP), QUANTIZED_AT_ONCE // GROUP)
+        fitted = [_fitted(each.float().T.contiguous()) for each in groups]
+        levels, scales, zero_points = (torch.cat(each, dim=-1) for each in zip(*fitted, strict=True))
+        some_packed.copy_(in_groups(levels, scales, zero_points, num_inputs))
     return packed
 
 
@@ -104,7 +103,7 @@ def _fitted(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scales = (high - low) * (span / _MOST)
         scales, zero_points = _stored(scales, scales * (_MOST / 2) - centre)
         levels = _levels(groups, scales, zero_points)
-        best = _nearer(best, groups, levels, scales, zero_points)
+        best = _nearer(best, _errors(groups, levels, scales, zero_points), scales, zero_points)
         # The scale and the zero point of the least squared error for these levels, then levels for them. They
         # are worse where the zero point is at the end of its range.
         mean_levels = levels.mean(0)
@@ -112,21 +111,24 @@ def _fitted(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         products = (levels * groups).mean(0) - mean_levels * means
         scales = torch.where(spread > 0, products / spread, scales)
         scales, zero_points = _stored(scales, scales * mean_levels - means)
-        best = _nearer(best, groups, _levels(groups, scales, zero_points), scales, zero_points)
+        levels = _levels(groups, scales, zero_points)
+        best = _nearer(best, _errors(groups, levels, scales, zero_points), scales, zero_points)
     assert best is not None
-    _, levels, scales, zero_points = best
-    return levels, scales.to(torch.bfloat16), zero_points.to(torch.uint8)
+    _, scales, zero_points = best
+    levels = _levels(groups, scales, zero_points)
+    return levels.to(torch.uint8), scales.to(torch.bfloat16), zero_points.to(torch.uint8)
 
 
-def _nearer(
-    best: tuple[Tensor, ...] | None, groups: Tensor, levels: Tensor, scales: Tensor, zero_points: Tensor
-) -> tuple[Tensor, ...]:
-    """Return squared errors, levels, scales and zero points: for each group the best of two fits."""
-    errors = (levels - zero_points / STEPS).mul_(scales).sub_(groups).square_().sum(0)
-    fitted = (errors, levels.to(torch.uint8), scales, zero_points)
+def _nearer(best: tuple[Tensor, ...] | None, *fitted: Tensor) -> tuple[Tensor, ...]:
+    """Return squared errors, scales and zero points: for each group the better of two fits."""
     if best is None:
         return fitted
-    return tuple(torch.where(errors < best[0], new, old) for new, old in zip(fitted, best, strict=True))
+    is_better = fitted[0] < best[0]
+    return tuple(torch.where(is_better, new, old) for new, old in zip(fitted, best, strict=True))
+
+
+def _errors(groups: Tensor, levels: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
+    return (levels - zero_points / STEPS).mul_(scales).sub_(groups).square_().sum(0)
 
 
 def _stored(scales: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:

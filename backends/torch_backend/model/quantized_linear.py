@@ -21,7 +21,10 @@ from backends.torch_backend.native.kernels import (
 _LARGEST = 127  # -128 is left out, for symmetry
 _ZERO_POINT = 128  # of weights for int8 rows: one operand of the processor's product is unsigned
 _MAX_INPUTS = 2**16  # of int8 rows: the kernels' sums fit 32 bits
-_OUTPUTS_AT_ONCE = 1024  # outputs that are float32 at once during quantization
+# Numbers. Their copies in float32 stay in the processor's cache, and are smaller than the blocks that
+# `returning_memory` maps anew for each tensor: with those, most of the time went into page faults.
+QUANTIZED_AT_ONCE = 2**16
+_QUANTIZED_AT_ONCE_ON_GPU = 2**22
 _BYTES_PER_INPUT = 2**13  # that are converted at once: the copy is small beside the weight
 
 
@@ -99,7 +102,7 @@ def quantize_weight(weight: Tensor, *, for_quantized_rows: bool) -> tuple[Tensor
     """Return a weight [output, input] as int8, or as uint8 for rows of int8, and a scale for each output."""
     numbers, scales = quantize(weight)
     if for_quantized_rows:
-        numbers = (numbers.to(torch.int16) + _ZERO_POINT).to(torch.uint8)
+        numbers = numbers.view(torch.uint8).bitwise_xor_(_ZERO_POINT)  # adds it, since it is 128
     return numbers, scales
 
 
@@ -132,8 +135,10 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """
     scales = rows.new_empty(rows.shape[0], dtype=torch.float32)
     numbers = torch.empty_like(rows, dtype=torch.int8)
+    at_once = QUANTIZED_AT_ONCE if rows.device.type == "cpu" else _QUANTIZED_AT_ONCE_ON_GPU
+    rows_at_once = max(1, at_once // max(1, rows.shape[1]))
     for some, some_scales, some_numbers in zip(
-        *(torch.split(tensor, _OUTPUTS_AT_ONCE) for tensor in (rows, scales, numbers)), strict=True
+        *(torch.split(tensor, rows_at_once) for tensor in (rows, scales, numbers)), strict=True
     ):
         some_scales.copy_(some.abs().amax(1)).div_(_LARGEST)
         some_numbers.copy_(

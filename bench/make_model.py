@@ -6,7 +6,7 @@ Python's standard library, so that nothing has to be downloaded. Usage: `python 
 `--architecture llama` has 100 M weights. The hybrids have about as many, and the same shape of attention in
 fewer layers: `lfm2` has short convolutions in ten of sixteen layers, `falcon_h1` a Mamba-2 mixer beside
 attention in every layer, `qwen3_next` gated delta nets in nine of twelve. `mixtral` has 24 experts, of
-which a token uses two.
+which a token uses two. `llama_1b` has the sizes of TinyLlama 1.1B.
 """
 
 import argparse
@@ -59,6 +59,15 @@ _COMMON: Final[Mapping[str, Any]] = {
 _ATTENTION_LAYERS: Final = (2, 5, 8, 10, 12, 14)  # of sixteen, as in LFM2 1.2B
 _ARCHITECTURES: Final[Mapping[str, tuple[Callable[..., PreTrainedConfig], Mapping[str, Any]]]] = {
     "llama": (LlamaConfig, {}),
+    "llama_1b": (
+        LlamaConfig,
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 22,
+            "num_attention_heads": 32,
+        },
+    ),
     "lfm2": (
         Lfm2Config,
         {

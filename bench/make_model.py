@@ -6,7 +6,7 @@ Python's standard library, so that nothing has to be downloaded. Usage: `python 
 `--architecture llama` has 100 M weights. The hybrids have about as many, and the same shape of attention in
 fewer layers: `lfm2` has short convolutions in ten of sixteen layers, `falcon_h1` a Mamba-2 mixer beside
 attention in every layer, `qwen3_next` gated delta nets in nine of twelve. `mixtral` has 24 experts, of
-which a token uses two. `llama_1b` has the sizes of TinyLlama 1.1B.
+which a token uses two. `llama_1b` has the sizes of TinyLlama 1.1B, but a tied output layer.
 """
 
 import argparse

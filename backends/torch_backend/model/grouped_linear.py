@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from backends.torch_backend.model.quantized_linear import QUANTIZED_AT_ONCE, quantize
+from backends.torch_backend.model.quantized_linear import quantize
 from backends.torch_backend.native.kernels import (
     BLOCK,
     GROUP,
@@ -25,6 +25,10 @@ from backends.torch_backend.native.kernels import (
 
 _MOST = 15  # level
 _SPANS = (1.0, 0.92, 0.84)  # of a group's range, that the levels cover at first
+# Weights. On a CPU, their copies in float32 stay in the cache, and are smaller than the blocks that
+# `returning_memory` maps anew for each tensor: page faults would take most of the time.
+_QUANTIZED_AT_ONCE = 2**16
+_QUANTIZED_AT_ONCE_ELSEWHERE = 2**22
 _CONVERTED_AT_ONCE = 2**22  # weights
 
 
@@ -74,12 +78,13 @@ def quantize_in_groups(weight: Tensor) -> Tensor:
     """
     num_outputs, num_inputs = weight.shape
     packed = weight.new_empty(-(-num_outputs // BLOCK), num_inputs // GROUP, GROUP_BYTES, dtype=torch.uint8)
-    blocks = max(1, QUANTIZED_AT_ONCE // (BLOCK * num_inputs))
+    at_once = _QUANTIZED_AT_ONCE if weight.device.type == "cpu" else _QUANTIZED_AT_ONCE_ELSEWHERE
+    blocks = max(1, at_once // (BLOCK * num_inputs))
     parts = zip(torch.split(weight, blocks * BLOCK), torch.split(packed, blocks), strict=True)
     for some, some_packed in parts:
         whole = nn.functional.pad(some, (0, 0, 0, -some.shape[0] % BLOCK))
+        groups = torch.split(whole.view(-1, GROUP), at_once // GROUP)
         # The group's inputs first: sums over them then are sums of vectors.
-        groups = torch.split(whole.view(-1, GROUP), QUANTIZED_AT_ONCE // GROUP)
         fitted = [_fitted(each.float().T.contiguous()) for each in groups]
         levels, scales, zero_points = (torch.cat(each, dim=-1) for each in zip(*fitted, strict=True))
         some_packed.copy_(in_groups(levels, scales, zero_points, num_inputs))

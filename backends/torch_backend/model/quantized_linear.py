@@ -21,10 +21,7 @@ from backends.torch_backend.native.kernels import (
 _LARGEST = 127  # -128 is left out, for symmetry
 _ZERO_POINT = 128  # of weights for int8 rows: one operand of the processor's product is unsigned
 _MAX_INPUTS = 2**16  # of int8 rows: the kernels' sums fit 32 bits
-# Numbers. Their copies in float32 stay in the processor's cache, and are smaller than the blocks that
-# `returning_memory` maps anew for each tensor: with those, most of the time went into page faults.
-QUANTIZED_AT_ONCE = 2**16
-_QUANTIZED_AT_ONCE_ON_GPU = 2**22
+_OUTPUTS_AT_ONCE = 1024  # outputs that are float32 at once during quantization
 _BYTES_PER_INPUT = 2**13  # that are converted at once: the copy is small beside the weight
 
 
@@ -100,7 +97,15 @@ class QuantizedProduct(QuantizedLinear):
 
 def quantize_weight(weight: Tensor, *, for_quantized_rows: bool) -> tuple[Tensor, Tensor]:
     """Return a weight [output, input] as int8, or as uint8 for rows of int8, and a scale for each output."""
-    numbers, scales = quantize(weight)
+    numbers = torch.empty_like(weight, dtype=torch.int8)
+    scales = weight.new_empty(weight.shape[0], dtype=torch.float32)
+    # One buffer for all parts: while a model is loaded, new ones would cost page faults.
+    values = weight.new_empty(min(_OUTPUTS_AT_ONCE, weight.shape[0]), weight.shape[1], dtype=torch.float32)
+    parts = (torch.split(tensor, _OUTPUTS_AT_ONCE) for tensor in (weight, numbers, scales))
+    for some, some_numbers, some_scales in zip(*parts, strict=True):
+        integers, part_scales = _quantize(values[: some.shape[0]].copy_(some))
+        some_numbers.copy_(integers)
+        some_scales.copy_(part_scales)
     if for_quantized_rows:
         numbers = numbers.view(torch.uint8).bitwise_xor_(_ZERO_POINT)  # adds it, since it is 128
     return numbers, scales
@@ -133,15 +138,12 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
     The scale is 1/127 of the row's largest magnitude. The error of a number is at most half a scale.
     """
-    scales = rows.new_empty(rows.shape[0], dtype=torch.float32)
-    numbers = torch.empty_like(rows, dtype=torch.int8)
-    at_once = QUANTIZED_AT_ONCE if rows.device.type == "cpu" else _QUANTIZED_AT_ONCE_ON_GPU
-    rows_at_once = max(1, at_once // max(1, rows.shape[1]))
-    for some, some_scales, some_numbers in zip(
-        *(torch.split(tensor, rows_at_once) for tensor in (rows, scales, numbers)), strict=True
-    ):
-        some_scales.copy_(some.abs().amax(1)).div_(_LARGEST)
-        some_numbers.copy_(
-            (some * some_scales.clamp(min=torch.finfo(torch.float32).tiny).reciprocal()[:, None]).round_()
-        )
-    return numbers, scales
+    integers, scales = _quantize(rows.to(torch.float32, copy=True))
+    return integers.to(torch.int8), scales
+
+
+def _quantize(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Do as `quantize`, in place: the integers are float32."""
+    scales = torch.maximum(values.amax(1), -values.amin(1)).abs_().div_(_LARGEST)
+    factors = scales.clamp(min=torch.finfo(torch.float32).tiny).reciprocal()
+    return values.mul_(factors[:, None]).round_(), scales

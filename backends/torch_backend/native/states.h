@@ -39,17 +39,16 @@ Tensor advance_states(Tensor& states, const Tensor& is_live, const Tensor& decay
   const int64_t heads_per_thread = std::max<int64_t>(1, kGrain / 4 / size);
   const bool* live = is_live.const_data_ptr<bool>();
   const float* decays = decay.const_data_ptr<float>();
-  const float* inputs = added.const_data_ptr<float>();
+  const float* addends = added.const_data_ptr<float>();
   const float* all_writes = writes.const_data_ptr<float>();
   const float* all_reads = reads.const_data_ptr<float>();
   float* all_states = states.data_ptr<float>();
-  float* all_outputs = output.data_ptr<float>();
+  float* outputs = output.data_ptr<float>();
   at::parallel_for(0, num_rows * num_heads, heads_per_thread, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / num_heads;
-      float* outputs = all_outputs + i * num_channels;
       if (!live[row]) {
-        std::fill_n(outputs, num_channels, 0.0f);
+        std::fill_n(outputs + i * num_channels, num_channels, 0.0f);
         continue;
       }
       const int64_t group = row * num_groups + i % num_heads / heads_per_group;
@@ -58,7 +57,7 @@ Tensor advance_states(Tensor& states, const Tensor& is_live, const Tensor& decay
       const Floats factor = broadcast(decays[i]);
       for (int64_t c = i * num_channels; c < (i + 1) * num_channels; ++c) {
         float* state = all_states + c * num_numbers;
-        const Floats input = broadcast(inputs[c]);
+        const Floats input = broadcast(addends[c]);
         Floats sum = Floats{};
         for (int64_t n = 0; n < num_numbers; n += kLanes) {
           const Lanes lanes = first_lanes(num_numbers - n);
@@ -67,7 +66,7 @@ Tensor advance_states(Tensor& states, const Tensor& is_live, const Tensor& decay
           store(state + n, changed, lanes);
           sum = fmadd(changed, load(group_reads + n, lanes), sum);
         }
-        all_outputs[c] = total_of(sum);
+        outputs[c] = total_of(sum);
       }
     }
   });

@@ -54,6 +54,12 @@ def test_weights_are_near_and_those_of_16_levels_are_kept() -> None:
     assert torch.equal(dequantize_groups(quantize_in_groups(weight)), weight)
 
 
+def test_weights_that_are_quantized_in_several_parts_are_near() -> None:
+    weight = _random(130, 4 * 1040)
+    error = dequantize_groups(quantize_in_groups(weight))[:130] - weight
+    assert error.view(130, -1, GROUP).square().mean(2).max() < 0.15**2
+
+
 def test_groups_of_one_sign_are_no_worse_than_with_even_levels() -> None:
     weight = 5 + torch.rand(64, GROUP, generator=torch.Generator().manual_seed(0))
     weight[32:] *= -1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from backends.torch_backend.model.quantized_linear import quantize
+from backends.torch_backend.model.quantized_linear import quantized_rows
 from backends.torch_backend.native.kernels import (
     BLOCK,
     GROUP,
@@ -144,9 +144,3 @@ def _stored(scales: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
 
 def _levels(groups: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
     return (groups * scales.reciprocal()).add_(zero_points / STEPS).round_().clamp_(0, _MOST)
-
-
-def quantized_rows(rows: Tensor) -> Tensor:
-    """Return rows [..., input] with the values of their int8 numbers, in float32."""
-    numbers, scales = quantize(rows.reshape(-1, GROUP))
-    return (numbers.float() * scales[:, None]).view(rows.shape)

@@ -21,7 +21,12 @@ from transformers import PreTrainedModel
 from backends.torch_backend.config import Quantization
 from backends.torch_backend.errors import UnsupportedModelError
 from backends.torch_backend.model.grouped_linear import GroupedLinear
-from backends.torch_backend.model.quantized_linear import QuantizedLinear, QuantizedProduct, parts_of
+from backends.torch_backend.model.quantized_linear import (
+    GroupedProduct,
+    QuantizedLinear,
+    QuantizedProduct,
+    parts_of,
+)
 from backends.torch_backend.native.kernels import (
     Kernels,
     in_blocks,
@@ -180,8 +185,8 @@ class JoinedPart(nn.Module):
 def replace_all_linears(model: PreTrainedModel, kernels: Kernels, kind: LinearKind = ReorderedLinear) -> None:
     """Replace the model's linear layers of the usual names, and its output layer, if `kind` supports them.
 
-    With `GroupedLinear`, the output layer and layers that do not fit it become `QuantizedLinear`. Raises
-    UnsupportedModelError if no layer can be quantized as required.
+    With `GroupedLinear`, the output layer becomes `GroupedProduct`, and layers that do not fit become
+    `QuantizedLinear`. Raises UnsupportedModelError if no layer can be quantized as required.
     """
     others = QuantizedLinear if kind is GroupedLinear else kind
     # Without the linear layers: a list of them would hold every weight until the last one is replaced.
@@ -190,8 +195,12 @@ def replace_all_linears(model: PreTrainedModel, kernels: Kernels, kind: LinearKi
         if others is not kind:
             replace_linears(module, kernels, others)
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if type(output) is nn.Linear and others.fits(output):
-        model.set_output_embeddings(others([output], kernels))  # type: ignore[no-untyped-call]
+    # Four bits are too few for the output layer.
+    kinds = (GroupedProduct, QuantizedLinear) if kind is GroupedLinear else (kind,)
+    for output_kind in kinds:
+        if type(output) is nn.Linear and output_kind.fits(output):
+            model.set_output_embeddings(output_kind([output], kernels))  # type: ignore[no-untyped-call]
+            break
     if kind is not ReorderedLinear:
         _log_quantized(model)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from backends.torch_backend.native.kernels import (
     BLOCK,
+    GROUP,
     Kernels,
     in_blocks,
     kernels_are_supported,
@@ -37,6 +38,7 @@ class QuantizedLinear(nn.Module):
     bias: Tensor | None
 
     rows_are_quantized = False
+    rows_are_grouped = False  # quantized, with a scale for each group of inputs
 
     def __init__(self, linears: Sequence[nn.Linear], kernels: Kernels) -> None:
         super().__init__()
@@ -73,10 +75,18 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self._is_packable and self._kernels.are_used:
-            return packed_linear(hidden, self.weight, self.bias, self._num_outputs, self.scales)
+            return packed_linear(
+                hidden,
+                self.weight,
+                self.bias,
+                self._num_outputs,
+                self.scales,
+                rows_in_groups=self.rows_are_grouped,
+            )
         # Two dimensions: for three, torch would copy the weight for each batch entry.
         rows = hidden.reshape(-1, hidden.shape[-1])
-        product = quantized_product(rows, self.weight[: self._num_outputs], self.scales)
+        weight = self.weight[: self._num_outputs]
+        product = quantized_product(rows, weight, self.scales, in_groups=self.rows_are_grouped)
         output = product.view(*hidden.shape[:-1], -1)
         return (output if self.bias is None else output + self.bias).to(hidden.dtype)
 
@@ -95,6 +105,16 @@ class QuantizedProduct(QuantizedLinear):
     rows_are_quantized = True
 
 
+class GroupedProduct(QuantizedProduct):
+    """A `QuantizedProduct` whose rows have a scale for each group of 32 inputs."""
+
+    rows_are_grouped = True
+
+    @staticmethod
+    def fits(linear: nn.Linear) -> bool:
+        return QuantizedProduct.fits(linear) and linear.in_features % GROUP == 0
+
+
 def quantize_weight(weight: Tensor, *, for_quantized_rows: bool) -> tuple[Tensor, Tensor]:
     """Return a weight [output, input] as int8, or as uint8 for rows of int8, and a scale for each output."""
     numbers = torch.empty_like(weight, dtype=torch.int8)
@@ -111,20 +131,24 @@ def quantize_weight(weight: Tensor, *, for_quantized_rows: bool) -> tuple[Tensor
     return numbers, scales
 
 
-def quantized_product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """Return the float32 product of `rows` [row, input] with what `quantize_weight` returned."""
-    zero_point = 0
-    if weight.dtype is torch.uint8:
-        numbers, row_scales = quantize(rows)
-        rows, scales = numbers.to(rows.dtype), scales * row_scales[:, None]
-        zero_point = _ZERO_POINT
-    if rows.device.type == "cpu":
-        # A sum in bfloat16 would be rounded before it is scaled and meets its bias. On a GPU, products in
-        # float32 are too slow for that. A CPU with AVX2 alone multiplies one row in 1.5 times the time of
-        # bfloat16, and 64 rows in a third of it.
-        rows = rows.float()
-    parts = parts_of(weight, rows.dtype)
-    sums = torch.cat([nn.functional.linear(rows, part.to(rows.dtype) - zero_point) for part in parts], dim=1)
+def quantized_product(rows: Tensor, weight: Tensor, scales: Tensor, *, in_groups: bool = False) -> Tensor:
+    """Return the float32 product of `rows` [row, input] with what `quantize_weight` returned.
+
+    A weight of uint8 is multiplied by quantized rows. With `in_groups`, these have a scale for each group.
+    """
+    # A sum in bfloat16 would be rounded before it is scaled and meets its bias. On a GPU, products in float32
+    # are too slow for that. A CPU with AVX2 alone multiplies one row in 1.5 times the time of bfloat16, and
+    # 64 rows in a third of it.
+    dtype = torch.float32 if rows.device.type == "cpu" else rows.dtype
+    zero_point = _ZERO_POINT if weight.dtype is torch.uint8 else 0
+    if in_groups:
+        rows = quantized_rows(rows)
+    elif weight.dtype is torch.uint8:
+        rows, row_scales = quantize(rows)
+        scales = scales * row_scales[:, None]
+    rows = rows.to(dtype)
+    parts = parts_of(weight, dtype)
+    sums = torch.cat([nn.functional.linear(rows, part.to(dtype) - zero_point) for part in parts], dim=1)
     return sums * scales
 
 
@@ -140,6 +164,12 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """
     integers, scales = _quantize(rows.to(torch.float32, copy=True))
     return integers.to(torch.int8), scales
+
+
+def quantized_rows(rows: Tensor) -> Tensor:
+    """Return rows [..., input] with the values of their int8 numbers, in float32. Each group has a scale."""
+    numbers, scales = quantize(rows.reshape(-1, GROUP))
+    return (numbers.float() * scales[:, None]).view(rows.shape)
 
 
 def _quantize(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,5 @@
-// Weights of 4 bits, in groups of 32 inputs that share a scale and a zero point for each output, and their
-// products with rows of int8.
+// Products of rows of int8, which have a scale for each group of 32 inputs, with weights of 8 bits, and with
+// weights of 4 bits, whose groups share a scale and a zero point for each output.
 
 #pragma once
 
@@ -48,8 +48,8 @@ inline void unpack(uint8_t* unpacked, const Group* group) {
   }
 }
 
-// Rows of int8. Each of their groups has a scale. Its zero point term is its scale times the sum of its numbers,
-// for one step of a weight's zero point.
+// Rows of int8. Each of their groups has a scale, and a zero point term: what its product with a block has for
+// one step of a level's zero point, or for the zero point of weights of 8 bits, then without its scale.
 struct GroupedRows {
   const int8_t* elements;         // [row, input]
   const float* scales;            // [row, group]
@@ -168,6 +168,59 @@ inline void multiply_groups(float* sums, const GroupedRows& rows, const Group* g
         add_group(sums + tile * kBlock, rows.from(tile, g), unpacked + (g - first) * kUnpackedBytes,
                   groups[g], tile_rows);
       }
+    }
+  }
+}
+
+// Add the products of `rows` rows with a group's weights of 8 bits to `sums` [row, 64].
+template <int64_t rows>
+[[gnu::noinline]] void add_group(float* sums, const GroupedRows& input, const uint8_t* weights) {
+  constexpr int64_t count = kVectorsAtOnce<rows>;
+  const int64_t row_stride = input.num_groups * kGroup;
+  UNROLL for (int64_t first = 0; first < kBlockVectors; first += count) {
+    Ints products[rows][count];
+    UNROLL for (int64_t r = 0; r < rows; ++r) {
+      UNROLL for (int64_t v = 0; v < count; ++v) products[r][v] = Ints{};
+    }
+    for (int64_t k = 0; k < kGroup; k += 4) {
+      const uint8_t* source = weights + k * kBlock;
+      for (int64_t n = 0; first == 0 && n < 4 * kBlock; n += kCacheLine) {
+        _mm_prefetch(reinterpret_cast<const char*>(source) + kPrefetchDistance + n, _MM_HINT_T1);
+      }
+      UNROLL for (int64_t v = 0; v < count; ++v) {
+        const Ints bytes = load_bits(source + (first + v) * kCacheLine);
+        UNROLL for (int64_t r = 0; r < rows; ++r) {
+          const Ints four = broadcast_four(input.elements + r * row_stride + k);
+          products[r][v] = add_weights(products[r][v], bytes, four);
+        }
+      }
+    }
+    UNROLL for (int64_t r = 0; r < rows; ++r) {
+      const int64_t place = r * input.num_groups;
+      const Ints zero = broadcast(static_cast<int32_t>(input.zero_point_terms[place]));
+      const Floats scale = broadcast(input.scales[place]);
+      UNROLL for (int64_t v = 0; v < count; ++v) {
+        float* target = sums + r * kBlock + (first + v) * kLanes;
+        store(target, fmadd(to_floats(products[r][v] - zero), scale, load(target)));
+      }
+    }
+  }
+}
+
+template <int64_t max_rows = kTileRows>
+void add_group(float* sums, const GroupedRows& input, const uint8_t* weights, int64_t num_rows) {
+  if constexpr (max_rows > 1) {
+    if (num_rows < max_rows) return add_group<max_rows - 1>(sums, input, weights, num_rows);
+  }
+  add_group<max_rows>(sums, input, weights);
+}
+
+inline void multiply_groups(float* sums, const GroupedRows& rows, const uint8_t* weights, int64_t num_rows) {
+  std::memset(sums, 0, num_rows * kBlock * sizeof(float));
+  for (int64_t g = 0; g < rows.num_groups; ++g) {
+    for (int64_t tile = 0; tile < num_rows; tile += kTileRows) {
+      add_group(sums + tile * kBlock, rows.from(tile, g), weights + g * kUnpackedBytes,
+                std::min(kTileRows, num_rows - tile));
     }
   }
 }

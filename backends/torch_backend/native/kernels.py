@@ -57,7 +57,8 @@ _library = torch.library.Library("snapserve", "DEF")  # type: ignore[no-untyped-
 for _schema in (
     (
         "linear(Tensor input, Tensor weight, Tensor? scales, Tensor? bias, int num_products, *, "
-        "Tensor? norm=None, float epsilon=0.0, Tensor? residual=None, bool is_gated=False) -> Tensor"
+        "Tensor? norm=None, float epsilon=0.0, Tensor? residual=None, bool is_gated=False, "
+        "bool rows_in_groups=False) -> Tensor"
     ),
     (
         "experts(Tensor input, Tensor chosen, Tensor strengths, Tensor first, Tensor? first_scales, "
@@ -237,15 +238,24 @@ def load_kernels(path: Path) -> None:
 
 
 def packed_linear(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int, scales: Tensor | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    num_outputs: int,
+    scales: Tensor | None = None,
+    *,
+    rows_in_groups: bool = False,
 ) -> Tensor:
     """Return the product of rows [..., input] with a packed weight, in the rows' type: [..., output].
 
     The weight has the layout of `in_blocks`. An int8 or uint8 weight has float32 `scales` [output]. A uint8
-    weight has the zero point 128, and its rows are quantised to int8 first. A uint8 weight without scales is
-    one of `in_groups`: each group of its rows is quantised to int8, with a scale of its own.
+    weight has the zero point 128, and its rows are quantised to int8 first, with one scale, or with one for
+    each group of inputs if `rows_in_groups`. A uint8 weight without scales is one of `in_groups`, whose rows
+    have a scale for each group, too.
     """
-    output: Tensor = torch.ops.snapserve.linear(hidden, weight, scales, bias, num_outputs)
+    output: Tensor = torch.ops.snapserve.linear(
+        hidden, weight, scales, bias, num_outputs, rows_in_groups=rows_in_groups
+    )
     return output
 
 

@@ -88,6 +88,10 @@ struct Rows {
   }
 };
 
+inline GroupedRows grouped(const Rows<int8_t>& rows) {
+  return {rows.elements, rows.scales, rows.zero_point_terms, rows.num_groups};
+}
+
 // The operators fused with a product: a norm as its prologue, a residual or a gate as its epilogue. Each
 // rounds where an operator by itself would.
 template <typename T>
@@ -95,7 +99,8 @@ struct FusedOps {
   const T* norm;  // [input]: the weight of a root-mean-square norm of the rows, or null
   float epsilon;
   const T* residual;  // [row, output]: added to the outputs, or null
-  bool is_gated;      // the first half of the products are gates of the second half, which are the outputs
+  bool is_gated;  // the first half of the products are gates of the second half, which are the outputs
+  bool rows_in_groups;  // rows for weights of uint8 have a scale for each group of inputs
 };
 
 template <typename T>
@@ -120,9 +125,9 @@ void normalise(T* normed, const T* input, const FusedOps<T>& fused, int64_t num_
 // over 127, and round.
 //
 // A weight's level is its value plus the zero point, so a product may be too large by the zero point times
-// the row's sum. That term is stored and subtracted after the product. It is exact in float32. For a group,
-// it is that of one step of a zero point, and scaled.
-template <bool is_group, typename T>
+// the row's sum. That term is stored and subtracted after the product. It is exact in float32. For levels, it is
+// that of one step of a zero point, and scaled.
+template <bool has_levels, typename T>
 void quantize(int8_t* quantized, float* scales, float* zero_point_terms, const T* input, int64_t num_rows,
               int64_t num_inputs) {
   const Ints magnitude = broadcast(0x7fffffff);
@@ -147,18 +152,19 @@ void quantize(int8_t* quantized, float* scales, float* zero_point_terms, const T
     }
     const float sum = total_of(sums);
     zero_point_terms[r] =
-        is_group ? scales[r] / kPerZeroPoint * sum : (kSubtractsZeroPoint ? 0 : kZeroPoint) * sum;
+        has_levels ? scales[r] / kPerZeroPoint * sum : (kSubtractsZeroPoint ? 0 : kZeroPoint) * sum;
   }
 }
 
-// The rows of a product after its prologue: normalised, quantised, or both.
-template <typename T, typename R, bool is_grouped = false>
+// The rows of a product after its prologue: normalised, quantised, or both. Rows of int8 have one scale, or one
+// for each group. With `has_levels` they have groups, and are multiplied by levels, whose zero points differ.
+template <typename T, typename R, bool has_levels = false>
 class Prologue {
  public:
   static bool is_needed(const FusedOps<T>& fused) { return kIsQuantized || fused.norm != nullptr; }
 
   void resize(const FusedOps<T>& fused, int64_t num_rows, int64_t num_inputs) {
-    if (is_grouped) num_groups_ = num_inputs / kGroup;
+    num_groups_ = has_levels || fused.rows_in_groups ? num_inputs / kGroup : 1;
     if (fused.norm != nullptr) normed_.resize(num_rows * num_inputs);
     if (kIsQuantized) {
       quantized_.resize(num_rows * num_inputs);
@@ -177,7 +183,7 @@ class Prologue {
     }
     if (kIsQuantized) {
       const int64_t first_group = begin * num_groups_;
-      quantize<is_grouped>(quantized_.data() + first, scales_.data() + first_group,
+      quantize<has_levels>(quantized_.data() + first, scales_.data() + first_group,
                            zero_point_terms_.data() + first_group, input, (end - begin) * num_groups_,
                            num_inputs / num_groups_);
     }
@@ -251,6 +257,9 @@ int64_t accumulate_by_tiles(float* sums, const R* input, const W* weight, int64_
 template <typename T, typename R, typename W>
 void multiply_columns(float* sums, const Rows<R>& rows, const Weights<T, W>& weights, int64_t num_rows,
                       int64_t num_inputs) {
+  if constexpr (std::is_same_v<W, uint8_t>) {
+    if (rows.num_groups > 1) return multiply_groups(sums, grouped(rows), weights.elements, num_rows);
+  }
   alignas(64) R widened[kIsWidened<W> ? kChunk<R> * kBlock : 1];
   std::fill_n(sums, num_rows * kBlock, 0.0f);
   int64_t first = 0;
@@ -278,8 +287,7 @@ template <typename T, typename R, typename W>
 void multiply_block(float* sums, const Rows<R>& rows, const Weights<T, W>& weights, int64_t num_rows,
                     int64_t num_inputs, int64_t width) {
   if constexpr (kIsGrouped<W>) {
-    const GroupedRows grouped{rows.elements, rows.scales, rows.zero_point_terms, rows.num_groups};
-    multiply_groups(sums, grouped, weights.elements, num_rows);
+    multiply_groups(sums, grouped(rows), weights.elements, num_rows);
   } else {
     multiply_columns(sums, rows, weights, num_rows, num_inputs);
   }
@@ -435,13 +443,16 @@ inline int64_t check_weight(const Tensor& input, const Tensor& weight, const std
 // The operator `linear`: see `packed_linear` in kernels.py.
 Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scales,
               const std::optional<Tensor>& bias, int64_t num_products, const std::optional<Tensor>& norm,
-              double epsilon, const std::optional<Tensor>& residual, bool is_gated) {
+              double epsilon, const std::optional<Tensor>& residual, bool is_gated, bool rows_in_groups) {
   check_row_dtype("input", input);
   TORCH_CHECK(input.dim() > 0, "input must have dimensions [..., input], got a scalar");
   const at::ScalarType dtype = input.scalar_type();
   const bool is_grouped = weight.scalar_type() == at::kByte && !scales;
   const int64_t padded_inputs = is_grouped ? check_grouped_weight(input, weight, num_products)
                                            : check_weight(input, weight, scales, num_products);
+  TORCH_CHECK(!rows_in_groups || (weight.scalar_type() == at::kByte && scales && input.size(-1) % kGroup == 0),
+              "rows_in_groups needs scales, a weight of dtype Byte and a multiple of ", kGroup,
+              " inputs, got dtype ", weight.scalar_type(), " and ", input.size(-1), " inputs");
   TORCH_CHECK(!is_gated || num_products % (2 * kBlock) == 0, "num_products must be a multiple of ",
               2 * kBlock, " when is_gated, got ", num_products);
   if (scales) {
@@ -466,7 +477,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const auto run = [&](auto type) {
     using T = decltype(type);
     const FusedOps<T> fused{data_or_null<T>(norm), static_cast<float>(epsilon),
-                            data_or_null<T>(dense_residual), is_gated};
+                            data_or_null<T>(dense_residual), is_gated, rows_in_groups};
     multiply_by(output, rows, weight, scales, bias, fused, padded_inputs);
   };
   dtype == at::kBFloat16 ? run(BFloat16()) : run(float());

@@ -11,10 +11,9 @@ from backends.torch_backend.model.grouped_linear import (
     GroupedLinear,
     dequantize_groups,
     quantize_in_groups,
-    quantized_rows,
 )
 from backends.torch_backend.model.linear import KINDS, replace_all_linears
-from backends.torch_backend.model.quantized_linear import QuantizedLinear
+from backends.torch_backend.model.quantized_linear import GroupedProduct, QuantizedLinear, quantized_rows
 from backends.torch_backend.native.kernels import GROUP, Kernels, kernels_are_supported, load_kernels
 from tests.backends.checkpoints import load_oracle, save_checkpoint
 
@@ -116,5 +115,12 @@ def test_other_layers_are_in_int8(tmp_path: Path) -> None:
     attention.o_proj = nn.Linear(GROUP + 4, 8)
     replace_all_linears(model, Kernels(), KINDS[Quantization.INT4])
     assert type(attention.o_proj) is QuantizedLinear
-    assert type(model.get_output_embeddings()) is QuantizedLinear  # type: ignore[no-untyped-call]
+    assert type(model.get_output_embeddings()) is GroupedProduct  # type: ignore[no-untyped-call]
     assert type(model.model.layers[0].mlp.down_proj) is GroupedLinear
+
+
+def test_an_output_layer_without_whole_groups_is_in_int8(tmp_path: Path) -> None:
+    model = load_oracle(save_checkpoint("llama", tmp_path))
+    model.lm_head = nn.Linear(GROUP + 4, 8)
+    replace_all_linears(model, Kernels(), KINDS[Quantization.INT4])
+    assert type(model.get_output_embeddings()) is QuantizedLinear  # type: ignore[no-untyped-call]

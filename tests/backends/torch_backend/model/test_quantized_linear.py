@@ -17,11 +17,15 @@ from backends.torch_backend.errors import UnsupportedModelError
 from backends.torch_backend.model.grouped_linear import (
     dequantize_groups,
     quantize_in_groups,
-    quantized_rows,
 )
 from backends.torch_backend.model.linear import replace_all_linears
-from backends.torch_backend.model.quantized_linear import QuantizedLinear, QuantizedProduct, quantize
-from backends.torch_backend.native.kernels import Kernels, kernels_are_supported, load_kernels
+from backends.torch_backend.model.quantized_linear import (
+    GroupedProduct,
+    QuantizedLinear,
+    QuantizedProduct,
+    quantize,
+)
+from backends.torch_backend.native.kernels import GROUP, Kernels, kernels_are_supported, load_kernels
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from tests.backends.checkpoints import load_oracle, save_checkpoint
@@ -31,7 +35,8 @@ from tests.backends.oracle import assert_same_logprobs, continue_greedily, rando
 needs_kernels = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX2 with FMA")
 
 DTYPES = [torch.float32, torch.bfloat16]
-KINDS = [QuantizedLinear, QuantizedProduct]
+KINDS = [QuantizedLinear, QuantizedProduct, GroupedProduct]
+SIZES = [(64, 64), (96, 100), (1536, 70), (1540, 40), (36, 3), (34, 3), (32, 3)]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 
 
@@ -51,10 +56,20 @@ def _dequantized(rows: Tensor) -> Tensor:
     return (numbers.double() * scales.double()[:, None]).view(rows.shape)
 
 
+def _dequantized_in_groups(rows: Tensor) -> Tensor:
+    return _dequantized(rows.reshape(-1, GROUP)).view(rows.shape)
+
+
+ROWS_OF = {
+    QuantizedLinear: Tensor.double,
+    QuantizedProduct: _dequantized,
+    GroupedProduct: _dequantized_in_groups,
+}
+
+
 def _check(kind: type[QuantizedLinear], output: Tensor, hidden: Tensor, layer: nn.Linear) -> None:
     bias = None if layer.bias is None else layer.bias.double()
-    rows = _dequantized(hidden) if kind is QuantizedProduct else hidden.double()
-    expected = nn.functional.linear(rows, _dequantized(layer.weight.detach()), bias)
+    expected = nn.functional.linear(ROWS_OF[kind](hidden), _dequantized(layer.weight.detach()), bias)
     torch.testing.assert_close(
         output.double(), expected, atol=TOLERANCE[hidden.dtype], rtol=TOLERANCE[hidden.dtype]
     )
@@ -74,9 +89,16 @@ def test_quantized_weights_are_at_most_half_a_step_off(dtype: torch.dtype) -> No
 
 @needs_kernels
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("sizes", [(64, 64), (96, 100), (1540, 40), (36, 3), (34, 3)])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        (kind, sizes)
+        for kind in KINDS
+        for sizes in SIZES
+        if kind is not GroupedProduct or sizes[0] % GROUP == 0
+    ],
+)
 @torch.inference_mode()
 def test_the_kernel(
     kernels: Kernels, kind: type[QuantizedLinear], dtype: torch.dtype, sizes: tuple[int, int], has_bias: bool
@@ -113,8 +135,14 @@ def test_layers_are_used_before_the_kernels_are_there(
     assert quantized.weight is weight, "graphs know it"
 
 
-@pytest.mark.parametrize(("inputs", "dtype"), [(33, torch.bfloat16), (32, torch.float16)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "inputs", "dtype"),
+    [
+        (QuantizedLinear, 33, torch.bfloat16),
+        (QuantizedProduct, 33, torch.bfloat16),
+        *((kind, 64, torch.float16) for kind in KINDS),
+    ],
+)
 @torch.inference_mode()
 def test_weights_that_the_kernels_do_not_take(
     kind: type[QuantizedLinear], inputs: int, dtype: torch.dtype
@@ -212,8 +240,8 @@ def _oracle(path: Path, quantization: Quantization) -> PreTrainedModel:
             is_grouped = quantization is Quantization.INT4 and module is not output
             with torch.no_grad():
                 module.weight.copy_((_in_groups if is_grouped else _dequantized)(module.weight))
-            if is_grouped:
-                module.register_forward_pre_hook(lambda _, inputs: quantized_rows(inputs[0]))
+            if quantization is Quantization.INT4:
+                module.register_forward_pre_hook(lambda _, inputs: _dequantized_in_groups(inputs[0]).float())
             if quantization is Quantization.W8A8:
                 module.register_forward_pre_hook(lambda _, inputs: _dequantized(inputs[0]).float())
     return model

@@ -81,6 +81,31 @@ def _linear_arguments() -> dict[str, Any]:
             },
             "input must have at most 65536 inputs for a weight of dtype Byte, got 65540",
         ),
+        (
+            {"rows_in_groups": True},
+            "a weight of dtype Byte and a multiple of 32 inputs, got dtype Float and 96 inputs",
+        ),
+        (
+            {
+                "weight": torch.zeros(2, 96, 64, 1, dtype=torch.int8),
+                "scales": torch.ones(128),
+                "rows_in_groups": True,
+            },
+            "a weight of dtype Byte and a multiple of 32 inputs, got dtype Char and 96 inputs",
+        ),
+        (
+            {"weight": torch.zeros(2, 3, 1216).byte(), "rows_in_groups": True},
+            "rows_in_groups needs scales",
+        ),
+        (
+            {
+                "input": torch.zeros(3, 100),
+                "weight": torch.zeros(2, 100, 64, 1).byte(),
+                "scales": torch.ones(128),
+                "rows_in_groups": True,
+            },
+            "a weight of dtype Byte and a multiple of 32 inputs, got dtype Byte and 100 inputs",
+        ),
         ({"num_products": 0}, "num_products must be positive, got 0"),
         (
             {"weight": torch.zeros(2, 4, 1216).byte()},

@@ -282,8 +282,7 @@ class _Times:
 def _figures(backend: TorchBackend, config: TorchBackendConfig, cases: _Cases, rounds: int) -> dict[str, Any]:
     attending = next(layer for layer in backend.pools[0].cache.layers if layer.holds_entries)
     dtype = attending.scratch.planes[0].dtype  # the model's
-    bytes_per_weights = _BYTES_PER_WEIGHTS.get(config.quantization)
-    work = work_of(AutoConfig.from_pretrained(config.model), dtype.itemsize, bytes_per_weights)
+    work = counted_work(backend, config, dtype)
     times = _time(backend, cases, work, dtype, attending.slots.layout.capacity, rounds)
     return {
         "model": config.model,
@@ -297,6 +296,14 @@ def _figures(backend: TorchBackend, config: TorchBackendConfig, cases: _Cases, r
         "decode": [_decode_row(times, launch, list(cases.compared)) for launch in cases.decode],
         "prefill": [_prefill_row(times, case) for case in cases.prefill],
     }
+
+
+def counted_work(backend: TorchBackend, config: TorchBackendConfig, dtype: torch.dtype) -> Work:
+    """Return the work of the backend's model, with its recurrent states."""
+    bytes_per_weights = _BYTES_PER_WEIGHTS.get(config.quantization)
+    work = work_of(AutoConfig.from_pretrained(config.model), dtype.itemsize, bytes_per_weights)
+    states = [state for layer in backend.pools[0].cache.layers for state in layer.slots.states]
+    return replace(work, state_bytes=sum(state[0].nbytes for state in states))
 
 
 def _time(

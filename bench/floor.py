@@ -68,6 +68,7 @@ class Work:
     num_expert: int = 0  # weights of one expert in each of the layers
     num_experts: int = 0  # of a layer
     num_chosen: int = 0  # of them, by each row
+    state_bytes: int = 0  # of a sequence's recurrent states in all layers, which a step reads and writes
 
     @property
     def weight_bytes(self) -> int:
@@ -95,7 +96,7 @@ class Work:
         return self._read_bytes(self.num_experts * (1 - left_out))
 
     def decode_bytes(self, batch: int, entries: int) -> int:
-        return self.bytes_for(batch) + batch * entries * self.entry_bytes
+        return self.bytes_for(batch) + batch * (entries * self.entry_bytes + 2 * self.state_bytes)
 
     def decode_operations(self, batch: int, entries: int) -> int:
         attention = 4 * self.num_layers * self.num_heads * self.head_dim * entries
@@ -125,7 +126,8 @@ def work_of(
     """Count a model's weights without allocating them.
 
     `bytes_per_weights` are those of quantized matrices, and of the output layer and experts beside them.
-    Matrices that stay in the model's type, such as routers, are counted as quantized ones too.
+    Matrices that stay in the model's type, such as routers, are counted as quantized ones too. Recurrent
+    states are not counted.
 
     Raises `UnsupportedModelError` for compressed attention, and for layers whose rows do not all choose the
     same number of the same number of experts.

@@ -1,17 +1,19 @@
 """The timed steps are those that a scheduler would submit, and every figure is reported."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, TorchBackendConfig
-from bench.decode import decode_batch, measure, prefill_batches
+from bench.decode import counted_work, decode_batch, measure, prefill_batches
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 from cache.scorer import WindowScorer
-from tests.backends.checkpoints import save_checkpoint
+from tests.backends.checkpoints import load_oracle, save_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,23 @@ def test_every_figure_is_reported(config: TorchBackendConfig) -> None:
         )
     assert document["prefill"][0]["scoring_share"] == 0  # a prompt that fits its slot is not scored
     assert 0 < document["prefill"][1]["scoring_share"] < 1
+
+
+def test_recurrent_states_are_read_and_written(tmp_path: Path) -> None:
+    path = save_checkpoint("falcon-h1", tmp_path)
+    config = TorchBackendConfig(str(path), device=DeviceName.CPU, max_model_len=128)
+    work = counted_work(TorchBackend(config), config, torch.float32)
+    with torch.no_grad():
+        cache = load_oracle(path)(torch.ones(1, 5, dtype=torch.long)).past_key_values
+    held = sum(
+        state.nbytes
+        for layer in cache.layers
+        for states in (layer.conv_states, layer.recurrent_states)
+        for state in states.values()
+    )
+    assert work.state_bytes == held
+    plain = replace(work, state_bytes=0)
+    assert work.decode_bytes(3, 7) - plain.decode_bytes(3, 7) == 3 * 2 * held
 
 
 def test_other_pools_are_timed_beside_the_first(config: TorchBackendConfig) -> None:

@@ -27,9 +27,9 @@ from backends.interface import (
     SamplingParams,
     ScratchSpec,
 )
-from backends.torch_backend.compiled.code import CompiledCode
+from backends.torch_backend.compiled.code import CompiledCode, load_built_kernels
 from backends.torch_backend.compiled.trust import UntrustedError, make_private
-from backends.torch_backend.config import TorchBackendConfig
+from backends.torch_backend.config import Quantization, TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.last_layer import shorten_last_layer
@@ -94,7 +94,8 @@ class TorchBackend:
         together.
         """
         self._clock = clock or WallClock()
-        self._kernels = Kernels()
+        quantises = config.compile and config.quantization is Quantization.INT4 and kernels_are_supported()
+        self._kernels = Kernels(are_loaded=quantises and load_built_kernels(config.compile_cache))
         prepared = prepare_model(config, self._kernels, model, has_recorder=recorder is not None)
         self._model, layers, max_model_len = prepared.model, prepared.layers, prepared.max_model_len
         self._device = self._model.device

@@ -335,6 +335,21 @@ class CompiledCode:
         self._use(graphs)
 
 
+def load_built_kernels(cache: Path) -> bool:
+    """Load the kernels of the package, or those that an earlier start built. Return whether there are any."""
+    try:
+        path = packaged_kernels()
+        if path is None:
+            folder = code_folder(cache)
+            make_private(folder)
+            path = folder / KERNELS
+            verify(path)
+        load_kernels(path)
+    except (OSError, RuntimeError, UntrustedError):  # `CompiledCode` tries again, and reports it
+        return False
+    return True
+
+
 def _compiler() -> str:
     return os.environ.get("CXX", "g++")
 

@@ -47,12 +47,8 @@ class GroupedLinear(nn.Module):
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._num_outputs = weight.shape[0]
         self._kernels = kernels
-        self._is_packable = (
-            weight.dtype in (torch.float32, torch.bfloat16)
-            and weight.device.type == "cpu"
-            and kernels_are_supported()
-        )
-        self.register_buffer("weight", quantize_in_groups(weight), persistent=False)
+        self._is_packable = is_packable(weight)
+        self.register_buffer("weight", quantize_in_groups(weight, kernels), persistent=False)
         self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
 
     @staticmethod
@@ -71,11 +67,15 @@ class GroupedLinear(nn.Module):
         return (output if self.bias is None else output + self.bias).to(hidden.dtype)
 
 
-def quantize_in_groups(weight: Tensor) -> Tensor:
+def quantize_in_groups(weight: Tensor, kernels: Kernels) -> Tensor:
     """Return a weight [output, input] in groups of 4 bits, as `in_groups` packs them.
 
-    The scales and zero points are those of the least squared error among a few.
+    The scales and zero points are those of the least squared error among a few. Weights that are not finite
+    make outputs NaN.
     """
+    if kernels.are_loaded and is_packable(weight):  # the same bits in a tenth of the time
+        quantized: Tensor = torch.ops.snapserve.quantize_in_groups(weight)
+        return quantized
     num_outputs, num_inputs = weight.shape
     packed = weight.new_empty(-(-num_outputs // BLOCK), num_inputs // GROUP, GROUP_BYTES, dtype=torch.uint8)
     at_once = _QUANTIZED_AT_ONCE if weight.device.type == "cpu" else _QUANTIZED_AT_ONCE_ELSEWHERE
@@ -89,6 +89,12 @@ def quantize_in_groups(weight: Tensor) -> Tensor:
         levels, scales, zero_points = (torch.cat(each, dim=-1) for each in zip(*fitted, strict=True))
         some_packed.copy_(in_groups(levels, scales, zero_points, num_inputs))
     return packed
+
+
+def is_packable(weight: Tensor) -> bool:
+    """Return whether the kernels support such a weight."""
+    is_known = weight.dtype in (torch.float32, torch.bfloat16)
+    return is_known and weight.device.type == "cpu" and kernels_are_supported()
 
 
 def dequantize_groups(packed: Tensor) -> Tensor:
@@ -121,6 +127,7 @@ def _fitted(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     assert best is not None
     _, scales, zero_points = best
     levels = _levels(groups, scales, zero_points)
+    scales = scales.where(means.isfinite(), torch.nan)
     return levels.to(torch.uint8), scales.to(torch.bfloat16), zero_points.to(torch.uint8)
 
 

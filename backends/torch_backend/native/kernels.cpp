@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "experts.h"
+#include "group_fit.h"
 #include "linear.h"
 #include "prompt_attention.h"
 #include "rotary.h"
@@ -17,6 +18,7 @@
 TORCH_LIBRARY_IMPL(snapserve, CPU, implementations) {
   implementations.impl("experts", experts);
   implementations.impl("linear", linear);
+  implementations.impl("quantize_in_groups", quantize_in_groups);
   implementations.impl("slot_attention", slot_attention);
   implementations.impl("sparse_attention", sparse_attention);
   implementations.impl("rotate", rotate_heads);

@@ -81,6 +81,7 @@ for _schema in (
         "advance_states(Tensor(a!) states, Tensor is_live, Tensor decay, Tensor added, Tensor writes, "
         "Tensor reads) -> Tensor"
     ),
+    "quantize_in_groups(Tensor weight) -> Tensor",
     "rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor",
     (
         "prompt_attention(Tensor query, Tensor key, Tensor value, Tensor last_seen, int window, "
@@ -158,6 +159,7 @@ class Kernels:
     """Whether a backend uses the kernels. They may be built while it already serves."""
 
     are_used: bool = False
+    are_loaded: bool = False  # before the model's weights are, which they may quantise then
     _preparations: list[Callable[[], None]] = field(default_factory=list)
 
     def when_used(self, prepare: Callable[[], None]) -> None:

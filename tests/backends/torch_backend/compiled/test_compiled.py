@@ -29,6 +29,7 @@ from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall
 from backends.torch_backend.forward.step import KindStep
 from backends.torch_backend.model.attention import grouped_attention
+from backends.torch_backend.model.grouped_linear import GroupedLinear
 from backends.torch_backend.model.quantized_linear import QuantizedLinear
 from backends.torch_backend.native.kernels import kernels_are_supported, load_kernels
 from backends.torch_backend.torch_private import onednn
@@ -353,6 +354,24 @@ def test_another_user_s_code_is_not_loaded(
     assert f"belongs to user {os.getuid()}" in caplog.text
     assert (_is_compiled(backend), backend.code) == ([False], CodeState.FAILED)
     assert (code_folder(tmp_path) / "kernels.so").exists()
+
+
+def test_kernels_that_are_there_quantize_the_weights(
+    config: TorchBackendConfig, tmp_path: Path, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(config, compile_cache=tmp_path, quantization=Quantization.INT4)
+    backends = [TorchBackend(config)]
+    copy_kernels(built_kernels, code_folder(tmp_path))
+    backends.append(TorchBackend(config))
+    first, second = (
+        [layer.weight for layer in backend._model.modules() if isinstance(layer, GroupedLinear)]
+        for backend in backends
+    )
+    assert len(first) > 0
+    assert all(torch.equal(*weights) for weights in zip(first, second, strict=True))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    backends += [TorchBackend(config), TorchBackend(replace(config, compile=False))]
+    assert [backend._kernels.are_loaded for backend in backends] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("is_later", [False, True])

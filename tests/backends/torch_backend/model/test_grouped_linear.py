@@ -42,7 +42,7 @@ def test_weights_are_near_and_those_of_16_levels_are_kept() -> None:
     weight = _random(70, 96).bfloat16()
     weight[4] = 0
     weight[5, 7] = -30
-    error = dequantize_groups(quantize_in_groups(weight))[:70] - weight
+    error = dequantize_groups(quantize_in_groups(weight, Kernels()))[:70] - weight
     assert error[6:].square().mean() < 0.076**2
     assert not error[4].any()
     # As in GPTQ, AWQ and Q4_1 files.
@@ -50,21 +50,63 @@ def test_weights_are_near_and_those_of_16_levels_are_kept() -> None:
     levels[:, :, 0], levels[:, :, 1] = 0, 15
     scales, zero_points = 2.0 ** torch.arange(-9, -6).view(3, 1), torch.arange(128).view(-1, 1, 1) % 16
     weight = ((levels - zero_points) * scales).flatten(1)
-    assert torch.equal(dequantize_groups(quantize_in_groups(weight)), weight)
+    assert torch.equal(dequantize_groups(quantize_in_groups(weight, Kernels())), weight)
 
 
 def test_weights_that_are_quantized_in_several_parts_are_near() -> None:
     weight = _random(130, 4 * 1040)
-    error = dequantize_groups(quantize_in_groups(weight))[:130] - weight
+    error = dequantize_groups(quantize_in_groups(weight, Kernels()))[:130] - weight
     assert error.view(130, -1, GROUP).square().mean(2).max() < 0.15**2
 
 
 def test_groups_of_one_sign_are_no_worse_than_with_even_levels() -> None:
     weight = 5 + torch.rand(64, GROUP, generator=torch.Generator().manual_seed(0))
     weight[32:] *= -1
-    error = dequantize_groups(quantize_in_groups(weight)) - weight
+    error = dequantize_groups(quantize_in_groups(weight, Kernels())) - weight
     step = 6 / 15  # between 16 levels from 0 to 6
     assert error.square().mean() < 1.2 * step**2 / 12
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "weight",
+    [
+        _random(130, 5 * GROUP),
+        _random(1, GROUP),
+        _random(1000, 64 * GROUP) * 0.02,  # in several parts
+        _random(64, GROUP).abs() + 5,  # of one sign, and below of the other
+        -5 - _random(70, 3 * GROUP).abs(),
+        _random(128, 2 * GROUP) * (_random(128, 2 * GROUP) > 1.5),
+        _random(128, 2 * GROUP) * torch.where(_random(128, 2 * GROUP) > 2.5, 50.0, 1.0),
+        torch.full((64, GROUP), 0.3),
+        torch.zeros(64, GROUP),
+        _random(64, GROUP) * 1e-38,  # scales are at the least normal number
+        _random(64, GROUP) * 1e18,
+    ],
+)
+def test_the_kernel_quantizes_as_torch_does(built_kernels: Path, weight: Tensor, dtype: torch.dtype) -> None:
+    """To the last bit: whether the kernels are built already does not change a model."""
+    load_kernels(built_kernels)
+    weight = weight.to(dtype)
+    expected = quantize_in_groups(weight, Kernels())
+    assert torch.equal(quantize_in_groups(weight, Kernels(are_loaded=True)), expected)
+    transposed = weight.T.contiguous().T
+    assert torch.equal(quantize_in_groups(transposed, Kernels(are_loaded=True)), expected)
+
+
+@needs_kernels
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("are_loaded", [False, True])
+def test_a_weight_that_is_not_finite_reaches_its_output(
+    built_kernels: Path, number: float, *, are_loaded: bool
+) -> None:
+    load_kernels(built_kernels)
+    weight = _random(70, 2 * GROUP)
+    weight[3, 40] = number
+    quantized = dequantize_groups(quantize_in_groups(weight, Kernels(are_loaded=are_loaded)))
+    assert quantized.isfinite().all(1).tolist() == [output != 3 for output in range(128)]
+    assert quantized[3, :GROUP].isfinite().all()
 
 
 @needs_kernels

@@ -228,7 +228,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _in_groups(weight: Tensor) -> Tensor:
-    return dequantize_groups(quantize_in_groups(weight))[: len(weight)]
+    return dequantize_groups(quantize_in_groups(weight, Kernels()))[: len(weight)]
 
 
 def _oracle(path: Path, quantization: Quantization) -> PreTrainedModel:

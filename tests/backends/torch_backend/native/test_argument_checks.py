@@ -131,6 +131,18 @@ def test_linear_names_the_wrong_argument(changes: dict[str, Any], message: str) 
     _assert_refused("linear", _linear_arguments(), changes, message)
 
 
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (torch.zeros(64, 32).half(), "weight must have dtype Float or BFloat16, got Half"),
+        (torch.zeros(2, 64, 32), "weight must have 2 dimensions [output, input], got shape [2, 64, 32]"),
+        (torch.zeros(64, 48), "weight must have a multiple of 32 inputs, got 48"),
+    ],
+)
+def test_quantize_in_groups_names_what_is_wrong(weight: torch.Tensor, message: str) -> None:
+    _assert_refused("quantize_in_groups", {"weight": torch.zeros(64, 32)}, {"weight": weight}, message)
+
+
 @torch.inference_mode()
 def test_linear_requires_pairs_of_bfloat16_inputs() -> None:
     hidden, weight = (tensor.bfloat16() for tensor in (torch.zeros(3, 33), torch.zeros(1, 17, 64, 2)))

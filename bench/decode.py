@@ -50,7 +50,7 @@ Launch = tuple[int, int, int]  # rows, entries, steps
 Timed = tuple[float, Floors]  # seconds of a step or of prompts, and their floors
 
 GREEDY = Draw(SamplingParams(temperature=0.0))
-# Of a linear layer's weights, and of the output layer's and experts'.
+# Of the weights of linear layers and experts, and of the output layer.
 _BYTES_PER_WEIGHTS = {
     Quantization.INT8: (1, 1),
     Quantization.W8A8: (1, 1),

@@ -63,8 +63,8 @@ class Work:
     num_output: int  # weights of the output layer
     num_other: int  # norms and biases, read but not multiplied
     bytes_per_element: int
-    bytes_per_weight: float  # of the matrices
-    bytes_per_other_weight: int  # of the output layer and experts
+    bytes_per_weight: float  # of the matrices and experts
+    bytes_per_output_weight: int  # of the output layer
     num_expert: int = 0  # weights of one expert in each of the layers
     num_experts: int = 0  # of a layer
     num_chosen: int = 0  # of them, by each row
@@ -76,8 +76,8 @@ class Work:
         return self._read_bytes(self.num_experts)
 
     def _read_bytes(self, num_experts: float) -> int:
-        others = self.num_output + num_experts * self.num_expert
-        matrix_bytes = self.num_matrix * self.bytes_per_weight + others * self.bytes_per_other_weight
+        num_quantized = self.num_matrix + num_experts * self.num_expert
+        matrix_bytes = num_quantized * self.bytes_per_weight + self.num_output * self.bytes_per_output_weight
         return round(matrix_bytes + self.num_other * self.bytes_per_element)
 
     @property
@@ -125,7 +125,7 @@ def work_of(
 ) -> Work:
     """Count a model's weights without allocating them.
 
-    `bytes_per_weights` are those of quantized matrices, and of the output layer and experts beside them.
+    `bytes_per_weights` are those of quantized matrices, and of the output layer beside them.
     Matrices that stay in the model's type, such as routers, are counted as quantized ones too. Recurrent
     states are not counted.
 
@@ -152,7 +152,7 @@ def work_of(
     layers = [parameter for parameter in shapes if id(parameter) not in counted_apart]
     num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    bytes_per_weight, bytes_per_other_weight = bytes_per_weights or (bytes_per_element, bytes_per_element)
+    bytes_per_weight, bytes_per_output_weight = bytes_per_weights or (bytes_per_element, bytes_per_element)
     return Work(
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
@@ -164,7 +164,7 @@ def work_of(
         num_other=sum(parameter.numel() for parameter in layers if parameter.ndim != 2),
         bytes_per_element=bytes_per_element,
         bytes_per_weight=bytes_per_weight,
-        bytes_per_other_weight=bytes_per_other_weight,
+        bytes_per_output_weight=bytes_per_output_weight,
         num_expert=sum(parameter[0].numel() for parameter in experts),
         num_experts=num_experts,
         num_chosen=num_chosen,

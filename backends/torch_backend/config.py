@@ -63,7 +63,7 @@ class TorchOptions(OptionGroup):
     """Type of weights and cache; auto is the checkpoint's own."""
     quantization: Quantization = Quantization.NONE
     """How linear layers compute: int8 halves their weights, w8a8 multiplies in int8 too, int4 leaves 0.3 of
-    them, or half of the output layer and of experts. What they cost: performance.md."""
+    them, or half of the output layer. What they cost: performance.md."""
     compile: bool = True
     """Whether decode steps run as CUDA graphs on a GPU, compiled and captured before the server is ready, and
     on a CPU as code compiled for it, in the background."""

@@ -106,7 +106,7 @@ def test_floor_is_the_slower_of_reading_and_computing() -> None:
         num_other=0,
         bytes_per_element=2,
         bytes_per_weight=2,
-        bytes_per_other_weight=2,
+        bytes_per_output_weight=2,
     )
     reads = Machine("", 1, 0.0, "", {"a": 50.0, "b": 100.0}, {"c": math.inf})
     computes = Machine("", 1, 0.0, "", {"a": math.inf}, {"c": 10.0, "d": 100.0})

@@ -4,6 +4,7 @@ The router, and shared experts, are the model's own modules.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,8 @@ from transformers.activations import GELUTanh, ReLUSquaredActivation, SiLUActiva
 from transformers.integrations import moe
 
 from backends.torch_backend.config import Quantization
+from backends.torch_backend.model import grouped_linear
+from backends.torch_backend.model.grouped_linear import grouped_product, quantize_in_groups
 from backends.torch_backend.model.quantized_linear import (
     QuantizedLinear,
     QuantizedProduct,
@@ -25,6 +28,7 @@ from backends.torch_backend.model.quantized_linear import (
 )
 from backends.torch_backend.native.kernels import (
     BLOCK,
+    GROUP,
     ExpertWeights,
     Kernels,
     in_blocks,
@@ -53,7 +57,7 @@ _IS_PACKABLE: Final[dict[Quantization, Callable[[Tensor], bool]]] = {
     Quantization.NONE: takes_weight,
     Quantization.INT8: QuantizedLinear.is_packable,
     Quantization.W8A8: QuantizedProduct.is_packable,
-    Quantization.INT4: QuantizedLinear.is_packable,  # their kernel has no products in 4 bits
+    Quantization.INT4: grouped_linear.is_packable,
 }
 
 
@@ -73,8 +77,14 @@ class _Parts:
         zeros = outputs.new_zeros(-parts[0].shape[0] % BLOCK, *outputs.shape[1:])
         return torch.cat([piece for part in parts for piece in (part, zeros)])
 
-    def stored(self, weights: Tensor, quantization: Quantization) -> tuple[Tensor, Tensor | None]:
+    def stored(
+        self, weights: Tensor, quantization: Quantization, kernels: Kernels
+    ) -> tuple[Tensor, Tensor | None]:
         """Return weights [expert, output, input] as they are held, and the scales of int8 ones."""
+        if quantization is Quantization.INT4:
+            return torch.stack(
+                [quantize_in_groups(self.arranged(weight), kernels) for weight in weights]
+            ), None
         if quantization is Quantization.NONE:
             is_whole = weights.shape[1] % (self.count * BLOCK) == 0
             if is_whole and not self.is_interleaved and weights.is_contiguous():
@@ -94,8 +104,8 @@ class Experts(nn.Module):
     With the kernels, a row's output does not depend on the other rows.
     """
 
-    # [expert, output, input], with whole blocks of outputs. Packed as soon as the kernels are used. Of gated
-    # experts, the gates are before what they multiply.
+    # As of `ExpertWeights`, with whole blocks of outputs. Packed as soon as the kernels are used; in 4 bits,
+    # at once. Of gated experts, the gates are before what they multiply.
     first: Tensor
     first_scales: Tensor | None
     first_bias: Tensor | None
@@ -112,22 +122,28 @@ class Experts(nn.Module):
         self._limit = float(getattr(experts, "limit", 0.0))
         self._is_gated: bool = experts.has_gate
         self._num_outputs, self._num_inner = down.mT.shape[1:] if experts.is_transposed else down.shape[1:]
+        # An expert has as many outputs as inputs.
+        has_groups = self._num_outputs % GROUP == self._num_inner % GROUP == 0
+        self.quantization = (
+            Quantization.INT8 if quantization is Quantization.INT4 and not has_groups else quantization
+        )
         up_name = "gate_up_proj" if self._is_gated else "up_proj"
         halves = _Parts(2, is_interleaved=not experts.is_concatenated) if self._is_gated else _Parts(1)
         for product, name, parts in (("first", up_name, halves), ("second", "down_proj", _Parts(1))):
             loaded: Tensor = getattr(experts, name).detach()
-            weight, scales = parts.stored(loaded.mT if experts.is_transposed else loaded, quantization)
+            by_output = loaded.mT if experts.is_transposed else loaded
+            weight, scales = parts.stored(by_output, self.quantization, kernels)
             bias = getattr(experts, f"{name}_bias").detach() if experts.has_bias else None
             arranged = None if bias is None else torch.stack([parts.arranged(each) for each in bias])
             self.register_buffer(product, weight, persistent=False)
             self.register_buffer(f"{product}_scales", scales, persistent=False)
             self.register_buffer(f"{product}_bias", arranged, persistent=False)
-        self._row_dtype = torch.int8 if quantization is Quantization.W8A8 else down.dtype
+        self._row_dtype = torch.int8 if self.quantization is Quantization.W8A8 else down.dtype
         self._is_packable = all(
-            _IS_PACKABLE[quantization](down.new_empty(1, weight.shape[2]))
-            for weight in (self.first, self.second)
+            _IS_PACKABLE[self.quantization](down.new_empty(1, num_inputs))
+            for num_inputs in (self._num_outputs, self._num_inner)
         )
-        if self._is_packable:
+        if self._is_packable and self.quantization is not Quantization.INT4:
             kernels.when_used(self._pack)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -185,6 +201,7 @@ def replace_experts(model: PreTrainedModel, kernels: Kernels, quantization: Quan
         for name, child in module.named_children()
         if _activation(child) is not None
     ]
+    kinds = Counter[Quantization]()
     num_bytes = 0
     for module, name in places:
         experts: Any = module.get_submodule(name)
@@ -192,9 +209,11 @@ def replace_experts(model: PreTrainedModel, kernels: Kernels, quantization: Quan
         if activation is not None:
             replacement = Experts(experts, activation, kernels, quantization)
             setattr(module, name, replacement)
+            kinds[replacement.quantization] += 1
             num_bytes += replacement.first.nbytes + replacement.second.nbytes
     if num_bytes and quantization is not Quantization.NONE:
-        logger.info("the experts of %d layers have int8 weights: %.1f MB", len(places), num_bytes / 1e6)
+        counts = ", ".join(f"{count} in {kind}" for kind, count in kinds.items())
+        logger.info("experts are quantized, by layer: %s; %.1f MB", counts, num_bytes / 1e6)
 
 
 def has_experts(model: PreTrainedModel) -> bool:
@@ -216,7 +235,10 @@ def _multiply(rows: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
     """Return the product of rows with an expert's weights in their plain layout: [row, output]."""
     weight = weights.weight[expert]
     bias = None if weights.bias is None else weights.bias[expert]
-    if weights.scales is None:
+    if weights.scales is not None:
+        product = quantized_product(rows, weight, weights.scales[expert])
+    elif weight.dtype is torch.uint8:
+        product = grouped_product(rows, weight)
+    else:
         return linear(rows, weight, bias)
-    product = quantized_product(rows, weight, weights.scales[expert])
     return (product if bias is None else product + bias).to(rows.dtype)

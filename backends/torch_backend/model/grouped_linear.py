@@ -58,12 +58,8 @@ class GroupedLinear(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         if self._is_packable and self._kernels.are_used:
             return packed_linear(hidden, self.weight, self.bias, self._num_outputs)
-        rows = quantized_rows(hidden).flatten(0, -2)
-        blocks = max(1, _CONVERTED_AT_ONCE // (BLOCK * rows.shape[1]))
-        products = [
-            nn.functional.linear(rows, dequantize_groups(part)) for part in torch.split(self.weight, blocks)
-        ]
-        output = torch.cat(products, dim=1)[:, : self._num_outputs].view(*hidden.shape[:-1], -1)
+        product = grouped_product(hidden.flatten(0, -2), self.weight)
+        output = product[:, : self._num_outputs].view(*hidden.shape[:-1], -1)
         return (output if self.bias is None else output + self.bias).to(hidden.dtype)
 
 
@@ -83,7 +79,7 @@ def quantize_in_groups(weight: Tensor, kernels: Kernels) -> Tensor:
     parts = zip(torch.split(weight, blocks * BLOCK), torch.split(packed, blocks), strict=True)
     for some, some_packed in parts:
         whole = nn.functional.pad(some, (0, 0, 0, -some.shape[0] % BLOCK))
-        groups = torch.split(whole.view(-1, GROUP), at_once // GROUP)
+        groups = torch.split(whole.reshape(-1, GROUP), at_once // GROUP)
         # The group's inputs first: sums over them then are sums of vectors.
         fitted = [_fitted(each.float().T.contiguous()) for each in groups]
         levels, scales, zero_points = (torch.cat(each, dim=-1) for each in zip(*fitted, strict=True))
@@ -95,6 +91,14 @@ def is_packable(weight: Tensor) -> bool:
     """Return whether the kernels support such a weight."""
     is_known = weight.dtype in (torch.float32, torch.bfloat16)
     return is_known and weight.device.type == "cpu" and kernels_are_supported()
+
+
+def grouped_product(rows: Tensor, packed: Tensor) -> Tensor:
+    """Return the float32 product of `rows` [row, input], which it quantizes, with what `in_groups` packed."""
+    rows = quantized_rows(rows)
+    blocks = max(1, _CONVERTED_AT_ONCE // (BLOCK * rows.shape[1]))
+    parts = torch.split(packed, blocks)
+    return torch.cat([nn.functional.linear(rows, dequantize_groups(part)) for part in parts], dim=1)
 
 
 def dequantize_groups(packed: Tensor) -> Tensor:

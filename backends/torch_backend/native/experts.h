@@ -123,6 +123,18 @@ void share_blocks(const Pairs& pairs, int64_t num_blocks, int64_t block_elements
   });
 }
 
+// The sizes of an expert's weight. Outputs are whole blocks.
+struct ExpertSizes {
+  int64_t outputs;
+  int64_t inputs;
+};
+
+// Return the sizes of `weight`: [expert, output, input], or of 4 bits [expert, block, group, sizeof(Group)].
+inline ExpertSizes sizes_of(const Tensor& weight) {
+  if (weight.dim() == 4) return {weight.size(1) * kBlock, weight.size(2) * kGroup};
+  return {weight.size(1), weight.size(2)};
+}
+
 // The weights of one of the two products, of all experts.
 template <typename T, typename W>
 struct ExpertWeights {
@@ -130,9 +142,9 @@ struct ExpertWeights {
   int64_t num_outputs;  // of an expert, whole blocks
 
   ExpertWeights(const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& bias)
-      : first{weight.const_data_ptr<W>(), weight.size(2), data_or_null<float>(scales),
+      : first{static_cast<const W*>(weight.const_data_ptr()), sizes_of(weight).inputs, data_or_null<float>(scales),
               data_or_null<T>(bias)},
-        num_outputs(weight.size(1)) {}
+        num_outputs(sizes_of(weight).outputs) {}
 
   // A block of an expert's outputs.
   Weights<T, W> of(int64_t expert, int64_t block) const {
@@ -231,7 +243,8 @@ void apply_experts(Tensor& output, const Tensor& input, const Pairs& pairs, cons
   gathered.resize(pairs.size() * num_inputs);
   inner_values.resize(pairs.size() * inner.size);
   // Quantises rows to int8 where the weights need it.
-  const auto prepared = [&](Prologue<T, R>& prologue, const T* elements, int64_t row_inputs) -> Rows<R> {
+  using RowPrologue = Prologue<T, R, kIsGrouped<W>>;
+  const auto prepared = [&](RowPrologue& prologue, const T* elements, int64_t row_inputs) -> Rows<R> {
     if constexpr (std::is_same_v<R, T>) {
       return {elements, nullptr, nullptr};
     } else {
@@ -242,7 +255,7 @@ void apply_experts(Tensor& output, const Tensor& input, const Pairs& pairs, cons
       return prologue.rows();
     }
   };
-  Prologue<T, R> of_inputs, of_inner;
+  RowPrologue of_inputs, of_inner;
   const T* source = input.const_data_ptr<T>();
   at::parallel_for(0, pairs.size(), kGrain / num_inputs + 1, [&](int64_t begin, int64_t end) {
     for (int64_t pair = begin; pair < end; ++pair) {
@@ -264,12 +277,19 @@ inline Activation activation_of(std::string_view name) {
   return Activation::kClampedSwish;
 }
 
-// Check the weights, scales and biases of one of the two products of `num_experts` experts.
+// Check the weights, scales and biases of one of the two products. `shape` is [expert, output, input].
 inline void check_experts(const char* name, const Tensor& input, const Tensor& weight,
                           const std::optional<Tensor>& scales, const std::optional<Tensor>& bias,
                           at::IntArrayRef shape) {
-  check_shape(name, weight, shape);
-  check_weight(input, weight.select(0, 0), scales, shape[1]);
+  if (weight.dim() == 4) {
+    check_dtype(name, weight, at::kByte);
+    TORCH_CHECK(!scales, "scales must be None for weights in groups, got a tensor");
+    check_shape(name, weight, {shape[0], shape[1] / kBlock, shape[2] / kGroup, int64_t{sizeof(Group)}});
+    check_grouped_weight(input, weight.select(0, 0), shape[1]);
+  } else {
+    check_shape(name, weight, shape);
+    check_weight(input, weight.select(0, 0), scales, shape[1]);
+  }
   check_contiguous(name, weight);
   if (scales) check("scales", *scales, at::kFloat, shape.slice(0, 2));
   if (bias) check("bias", *bias, input.scalar_type(), shape.slice(0, 2));
@@ -284,16 +304,17 @@ Tensor experts(const Tensor& input, const Tensor& chosen, const Tensor& strength
   check_row_dtype("input", input);
   check_dim("input", input, 2, "[row, input]");
   check_dim("chosen", chosen, 2, "[row, choice]");
-  check_dim("first", first, 3, "[expert, inner, input]");
-  check_dim("second", second, 3, "[expert, output, inner]");
+  if (first.dim() != 4) check_dim("first", first, 3, "[expert, inner, input]");
+  check_dim("second", second, first.dim(), "as first has");
   check_shape("chosen", chosen, {input.size(0), chosen.size(1)});
   check_dtype("chosen", chosen, at::kLong);
   check_shape("strengths", strengths, chosen.sizes());
   const int64_t num_experts = first.size(0);
   const auto in_blocks = [](int64_t size) { return (size + kBlock - 1) / kBlock * kBlock; };
-  const bool is_gated = first.size(1) != in_blocks(second.size(2));
-  const Inner inner{activation_of(activation), static_cast<float>(slope), static_cast<float>(limit),
-                    second.size(2), is_gated};
+  const int64_t num_inner = sizes_of(second).inputs;
+  const bool is_gated = sizes_of(first).outputs != in_blocks(num_inner);
+  const Inner inner{activation_of(activation), static_cast<float>(slope), static_cast<float>(limit), num_inner,
+                    is_gated};
   TORCH_CHECK(is_gated || inner.activation != Activation::kClampedSwish,
               "first must have gates for the activation clamped_swish");
   const at::ScalarType dtype = input.scalar_type();
@@ -317,7 +338,7 @@ Tensor experts(const Tensor& input, const Tensor& chosen, const Tensor& strength
   };
   const auto run_rows = [&](auto row_type) {
     switch (first.scalar_type()) {
-      case at::kByte: return run(row_type, uint8_t());
+      case at::kByte: return first.dim() == 4 ? run(row_type, Group()) : run(row_type, uint8_t());
       case at::kChar: return run(row_type, int8_t());
       default: return run(row_type, row_type);
     }

@@ -149,8 +149,8 @@ def _fake_rotate(heads: Tensor, *_: object) -> Tensor:
 class ExpertWeights(NamedTuple):
     """The weights of a product of all experts, for `packed_experts`."""
 
-    weight: Tensor  # [expert, output, input]
-    scales: Tensor | None  # [expert, output], float32; None for weights of the rows' type
+    weight: Tensor  # [expert, output, input], or as of `in_groups` [expert, block, group, `GROUP_BYTES`]
+    scales: Tensor | None  # [expert, output], float32; None for weights of the rows' type and in groups
     bias: Tensor | None  # [expert, output]
 
 

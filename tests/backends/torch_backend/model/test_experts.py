@@ -1,6 +1,7 @@
 """Experts against transformers' own modules of the same weights."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from backends.torch_backend.config import Quantization
 from backends.torch_backend.model.experts import Experts, replace_experts
-from backends.torch_backend.model.quantized_linear import quantize
+from backends.torch_backend.model.grouped_linear import dequantize_groups, quantize_in_groups
+from backends.torch_backend.model.quantized_linear import quantize, quantized_rows
 from backends.torch_backend.native.kernels import Kernels, kernels_are_supported, load_kernels
 from tests.backends.families import model_class, tiny_config
 
@@ -136,6 +138,104 @@ def test_int8_weights(
             weight.data.copy_(_dequantized(weight.data, is_transposed=theirs.is_transposed))
     if quantization is Quantization.INT8:
         _assert_close(output, theirs.double()(hidden.double(), *choice), TOLERANCE[dtype])
+
+
+def _of_levels(theirs: Any) -> Any:
+    """Return experts in float64, with the weights that those of 4 bits stand for."""
+    of = copy.deepcopy(theirs).double()
+    for name in ("gate_up_proj", "down_proj"):
+        values = getattr(theirs, name).data
+        by_output = values.mT if theirs.is_transposed else values
+        packed = [quantize_in_groups(weight, Kernels()) for weight in by_output]
+        plain = torch.stack([dequantize_groups(each)[: by_output.shape[1]] for each in packed]).double()
+        getattr(of, name).data.copy_(plain.mT if theirs.is_transposed else plain)
+    return of
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "family",
+    [("qwen3_moe", {"moe_intermediate_size": 96}), ("gpt_oss", {}), ("aria", {})],
+    ids=lambda family: family[0],
+)
+@torch.inference_mode()
+def test_weights_of_4_bits(
+    built_kernels: Path, family: tuple[str, dict[str, Any]], dtype: torch.dtype
+) -> None:
+    """Before the kernels are used and after, against experts with what the levels stand for."""
+    load_kernels(built_kernels)
+    theirs, kernels = _theirs(family, dtype), Kernels(are_loaded=True)
+    hidden, *choice = _choice(theirs, dtype)
+    ours = _ours(theirs, kernels, Quantization.INT4)
+    assert ours.quantization is Quantization.INT4
+    plain = ours(hidden, *choice)
+    kernels.use()
+    output = ours(hidden, *choice)
+    _assert_close(output, plain, 0.02 if dtype is torch.float32 else 0.1)
+    for first, last in ((0, 1), (2, 4), (3, 9), (8, 45), (500, NUM_ROWS)):
+        assert torch.equal(
+            ours(hidden[first:last], *(each[first:last] for each in choice)), output[first:last]
+        )
+    # transformers' inner values are not quantized: int8 numbers are up to 1/254 of their group's largest off.
+    rows = quantized_rows(hidden).double()
+    expected = _of_levels(theirs)(rows, *choice)
+    assert (output.double() - expected).std() < 0.01 * expected.std()
+    assert (theirs.double()(rows, *choice) - expected).std() > 0.05 * expected.std(), "the levels matter"
+
+
+@needs_kernels
+@torch.inference_mode()
+def test_experts_without_whole_groups_are_in_int8(kernels: Kernels) -> None:
+    """Mixtral's here have a width of 72."""
+    theirs = _theirs(FAMILIES[0], torch.float32)
+    ours = _ours(theirs, kernels, Quantization.INT4)
+    assert (ours.quantization, ours.first.dtype) == (Quantization.INT8, torch.int8)
+    choice = _choice(theirs, torch.float32)
+    assert torch.equal(ours(*choice), _ours(theirs, kernels, Quantization.INT8)(*choice))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"first": torch.zeros(2, 2, 3, 1216).byte()},
+            "first must have shape [2, 2, 2, 1216], got [2, 2, 3, 1216]",
+        ),
+        (
+            {"first": torch.zeros(2, 2, 2, 1216), "second": torch.zeros(2, 1, 2, 1216)},
+            "first must have dtype Byte, got Float",
+        ),
+        ({"first_scales": torch.ones(2, 128)}, "scales must be None for weights in groups, got a tensor"),
+        ({"second": torch.zeros(2, 64, 64).byte()}, "second must have 4 dimensions as first has, got shape"),
+        ({"second": torch.zeros(2, 2, 2, 1216).byte()}, "second must have shape [2, 1, 2, 1216], got"),
+    ],
+)
+@torch.inference_mode()
+def test_the_kernel_names_the_wrong_argument(
+    kernels: Kernels,  # noqa: ARG001
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    """Of experts in groups: 2 of them, with gates, 64 inner values and 64 inputs."""
+    arguments: dict[str, Any] = {
+        "input": torch.zeros(3, 64),
+        "chosen": torch.zeros(3, 1, dtype=torch.long),
+        "strengths": torch.ones(3, 1),
+        "first": torch.zeros(2, 2, 2, 1216).byte(),
+        "first_scales": None,
+        "first_bias": None,
+        "second": torch.zeros(2, 1, 2, 1216).byte(),
+        "second_scales": None,
+        "second_bias": None,
+        "activation": "silu",
+        "slope": 0.0,
+        "limit": 0.0,
+    }
+    assert not torch.ops.snapserve.experts(**arguments).any()
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        torch.ops.snapserve.experts(**(arguments | changes))
 
 
 def _dequantized(weights: Tensor, *, is_transposed: bool) -> Tensor:

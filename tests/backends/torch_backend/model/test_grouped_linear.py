@@ -92,7 +92,8 @@ def test_the_kernel_quantizes_as_torch_does(built_kernels: Path, weight: Tensor,
     expected = quantize_in_groups(weight, Kernels())
     assert torch.equal(quantize_in_groups(weight, Kernels(are_loaded=True)), expected)
     transposed = weight.T.contiguous().T
-    assert torch.equal(quantize_in_groups(transposed, Kernels(are_loaded=True)), expected)
+    for are_loaded in (False, True):
+        assert torch.equal(quantize_in_groups(transposed, Kernels(are_loaded=are_loaded)), expected)
 
 
 @needs_kernels

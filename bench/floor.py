@@ -125,7 +125,7 @@ def work_of(
 ) -> Work:
     """Count a model's weights without allocating them.
 
-    `bytes_per_weights` are those of quantized matrices, and of the output layer beside them.
+    `bytes_per_weights` are those of quantized matrices and experts, and of the output layer beside them.
     Matrices that stay in the model's type, such as routers, are counted as quantized ones too. Recurrent
     states are not counted.
 

@@ -25,7 +25,7 @@ from backends.torch_backend.spec import resolve_max_model_len
 logger = logging.getLogger(__name__)
 
 # What quantization rounds beside linear layers; stored prompts of other numbers are of another model.
-_ROUNDED = "experts-1"
+_ROUNDED = "experts-2"
 
 
 @dataclass(frozen=True, slots=True)

@@ -345,7 +345,7 @@ def load_built_kernels(cache: Path) -> bool:
             path = folder / KERNELS
             verify(path)
         load_kernels(path)
-    except (OSError, RuntimeError, UntrustedError):  # `CompiledCode` tries again, and reports it
+    except (OSError, RuntimeError, UntrustedError):  # those of `CompiledCode` are reported
         return False
     return True
 

@@ -47,7 +47,7 @@ def verify(path: Path) -> None:
         _check_owner(path, status)
         if status.st_mode & _OTHERS_WRITE:
             raise UntrustedError(f"other users may write {path} ({stat.filemode(status.st_mode)})")
-        if _checksum_path(path).read_text() != _checksum(path):
+        if _checksum_path(path).read_text(errors="replace") != _checksum(path):
             raise UntrustedError(f"{path} differs from its checksum")
     except OSError as error:
         raise UntrustedError(f"{path} cannot be checked: {error.strerror}") from error

@@ -69,7 +69,7 @@ def quantize_in_groups(weight: Tensor, kernels: Kernels) -> Tensor:
     The scales and zero points are those of the least squared error among a few. Weights that are not finite
     make outputs NaN.
     """
-    if kernels.are_loaded and is_packable(weight):  # the same bits in a tenth of the time
+    if kernels.can_quantize and is_packable(weight):  # the same bits in a tenth of the time
         quantized: Tensor = torch.ops.snapserve.quantize_in_groups(weight)
         return quantized
     num_outputs, num_inputs = weight.shape

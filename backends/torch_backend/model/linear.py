@@ -185,8 +185,9 @@ class JoinedPart(nn.Module):
 def replace_all_linears(model: PreTrainedModel, kernels: Kernels, kind: LinearKind = ReorderedLinear) -> None:
     """Replace the model's linear layers of the usual names, and its output layer, if `kind` supports them.
 
-    With `GroupedLinear`, the output layer becomes `GroupedProduct`, and layers that do not fit become
-    `QuantizedLinear`. Raises UnsupportedModelError if no layer can be quantized as required.
+    With `GroupedLinear`, the output layer becomes `GroupedProduct` where the kernels will multiply it. It and
+    other layers that do not fit become `QuantizedLinear`. Raises UnsupportedModelError if no layer can be
+    quantized as required.
     """
     others = QuantizedLinear if kind is GroupedLinear else kind
     # Without the linear layers: a list of them would hold every weight until the last one is replaced.

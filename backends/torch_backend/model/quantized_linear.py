@@ -106,13 +106,13 @@ class QuantizedProduct(QuantizedLinear):
 
 
 class GroupedProduct(QuantizedProduct):
-    """A `QuantizedProduct` whose rows have a scale for each group of 32 inputs."""
+    """A `QuantizedProduct` whose rows have a scale for each group of 32 inputs, for the kernels alone."""
 
     rows_are_grouped = True
 
     @staticmethod
     def fits(linear: nn.Linear) -> bool:
-        return QuantizedProduct.fits(linear) and linear.in_features % GROUP == 0
+        return QuantizedProduct.is_packable(linear.weight) and linear.in_features % GROUP == 0
 
 
 def quantize_weight(weight: Tensor, *, for_quantized_rows: bool) -> tuple[Tensor, Tensor]:

@@ -142,8 +142,8 @@ struct ExpertWeights {
   int64_t num_outputs;  // of an expert, whole blocks
 
   ExpertWeights(const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& bias)
-      : first{static_cast<const W*>(weight.const_data_ptr()), sizes_of(weight).inputs, data_or_null<float>(scales),
-              data_or_null<T>(bias)},
+      : first{static_cast<const W*>(weight.const_data_ptr()), sizes_of(weight).inputs,
+              data_or_null<float>(scales), data_or_null<T>(bias)},
         num_outputs(sizes_of(weight).outputs) {}
 
   // A block of an expert's outputs.
@@ -162,8 +162,8 @@ void in_passes(const Pairs::Group& group, const Run& run) {
 
 // Write the inner values [pair, inner] of all pairs. `rows` are the pairs' inputs.
 template <typename T, typename R, typename W>
-void multiply_into_inner(T* output, const Pairs& pairs, const Rows<R>& rows, const ExpertWeights<T, W>& weights,
-                         const Inner& inner, int64_t num_inputs) {
+void multiply_into_inner(T* output, const Pairs& pairs, const Rows<R>& rows,
+                         const ExpertWeights<T, W>& weights, const Inner& inner, int64_t num_inputs) {
   const int64_t products = inner.is_gated ? 2 : 1;  // per inner value
   share_blocks(pairs, inner.num_blocks(), products * kBlock * num_inputs,
                [&](const Pairs::Group& group, int64_t begin, int64_t end) {
@@ -227,7 +227,8 @@ void multiply_into_output(Tensor& output, const Pairs& pairs, const Rows<R>& row
     T* target = output.data_ptr<T>() + begin * kBlock;
     for (int64_t r = 0; r < num_rows; ++r) {
       for (int64_t n = 0; n < width; n += kLanes) {
-        store(target + r * num_outputs + n, load(totals.data() + r * num_columns + n), first_lanes(width - n));
+        store(target + r * num_outputs + n, load(totals.data() + r * num_columns + n),
+              first_lanes(width - n));
       }
     }
   });
@@ -313,8 +314,8 @@ Tensor experts(const Tensor& input, const Tensor& chosen, const Tensor& strength
   const auto in_blocks = [](int64_t size) { return (size + kBlock - 1) / kBlock * kBlock; };
   const int64_t num_inner = sizes_of(second).inputs;
   const bool is_gated = sizes_of(first).outputs != in_blocks(num_inner);
-  const Inner inner{activation_of(activation), static_cast<float>(slope), static_cast<float>(limit), num_inner,
-                    is_gated};
+  const Inner inner{activation_of(activation), static_cast<float>(slope), static_cast<float>(limit),
+                    num_inner, is_gated};
   TORCH_CHECK(is_gated || inner.activation != Activation::kClampedSwish,
               "first must have gates for the activation clamped_swish");
   const at::ScalarType dtype = input.scalar_type();

@@ -1,8 +1,8 @@
 // Quantises weights of linear layers to 4 bits in groups. Each group gets the scale and the zero point of the
 // least squared error among a few.
 //
-// The operations and their order are those of `_fitted` in grouped_linear.py, which runs where the kernels are
-// not built yet: both give the same bits.
+// The operations and their order are those of `_fitted` in grouped_linear.py, which runs where the kernels
+// are not built yet: both give the same bits for finite weights.
 
 #pragma once
 
@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "checks.h"
 #include "groups.h"
@@ -26,13 +27,14 @@ struct GroupValues {
   Floats inputs[kGroup];
 };
 
-// Return the sum of `value(input)` over a group's inputs. Torch adds halves, too, when it sums over the first of
-// a tensor's dimensions.
+// Return the sum of `value(input)` over a group's inputs. Torch adds halves, too, when it sums over the first
+// of a tensor's dimensions.
 template <typename Value>
 inline Floats sum_of(const Value& value) {
   Floats sums[2] = {value(0), value(kGroup / 2)};
   for (int64_t k = 1; k < kGroup / 2; ++k) {
-    UNROLL for (int64_t half = 0; half < 2; ++half) sums[half] = sums[half] + value(half * kGroup / 2 + k);
+    UNROLL for (int64_t half = 0; half < 2; ++half)
+      sums[half] = sums[half] + value(half * kGroup / 2 + k);
   }
   return sums[0] + sums[1];
 }
@@ -42,9 +44,10 @@ inline Floats mean_of(const Value& value) {
   return sum_of(value) * broadcast(1.0f / kGroup);
 }
 
-// Return the nearest integers from 0 to `most`. They are clamped first: a lane's int32 may be too small.
+// Return the nearest integers from 0 to `most`, which a NaN becomes, too. They are clamped first: a lane's
+// int32 may be too small.
 inline Floats whole(Floats values, float most) {
-  return to_floats(to_ints(max(Floats{}, min(broadcast(most), values))));
+  return to_floats(to_ints(max(min(values, broadcast(most)), Floats{})));
 }
 
 // A scale and a zero point of each of 16 outputs as they are stored, and the error of the weights with them.
@@ -93,7 +96,11 @@ inline Fit best_fit(const GroupValues& group) {
   for (const double span : kSpans) {
     const Floats scales = (high - low) * broadcast(static_cast<float>(span / kMostLevel));
     const Fit fit(group, scales, scales * broadcast(kMostLevel / 2) - centre);
-    best ? best->take_if_better(fit) : static_cast<void>(best = fit);
+    if (best) {
+      best->take_if_better(fit);
+    } else {
+      best = fit;
+    }
     // The scale and the zero point of the least squared error for these levels.
     GroupValues levels;
     for (int64_t k = 0; k < kGroup; ++k) levels.inputs[k] = fit.level(group.inputs[k]);
@@ -106,8 +113,8 @@ inline Fit best_fit(const GroupValues& group) {
     best->take_if_better(Fit(group, refitted, refitted * mean_level - mean));
   }
   // A weight that is no number makes the group's outputs ones.
-  best->scales = select(are_numbers(mean - mean), best->scales,
-                        broadcast(std::numeric_limits<float>::quiet_NaN()));
+  best->scales =
+      select(are_numbers(mean - mean), best->scales, broadcast(std::numeric_limits<float>::quiet_NaN()));
   return *best;
 }
 
@@ -136,10 +143,10 @@ void quantize_groups(Group* groups, const T* weight, int64_t num_outputs, int64_
     for (int64_t g = begin; g < end; ++g) {
       for (int64_t first = 0; first < kBlock; first += kLanes) {
         const int64_t output = g / num_groups * kBlock + first;
-        const T* source = weight + output * num_inputs + g % num_groups * kGroup;
         alignas(64) float values[kGroup][kLanes] = {};  // zeros where the last block has no outputs
         for (int64_t n = 0; n < std::min(kLanes, num_outputs - output); ++n) {
-          for (int64_t k = 0; k < kGroup; ++k) values[k][n] = static_cast<float>(source[n * num_inputs + k]);
+          const T* source = weight + (output + n) * num_inputs + g % num_groups * kGroup;
+          for (int64_t k = 0; k < kGroup; ++k) values[k][n] = static_cast<float>(source[k]);
         }
         GroupValues group;
         for (int64_t k = 0; k < kGroup; ++k) group.inputs[k] = load(values[k]);
@@ -155,11 +162,12 @@ Tensor quantize_in_groups(const Tensor& weight) {
   check_dim("weight", weight, 2, "[output, input]");
   const int64_t num_outputs = weight.size(0);
   const int64_t num_inputs = weight.size(1);
-  TORCH_CHECK(num_inputs % kGroup == 0, "weight must have a multiple of ", kGroup, " inputs, got ", num_inputs);
+  TORCH_CHECK(num_inputs % kGroup == 0, "weight must have a multiple of ", kGroup, " inputs, got ",
+              num_inputs);
   const Tensor dense = weight.contiguous();
   const int64_t num_blocks = (num_outputs + kBlock - 1) / kBlock;
-  Tensor packed = at::empty({num_blocks, num_inputs / kGroup, int64_t{sizeof(Group)}},
-                            dense.options().dtype(at::kByte));
+  Tensor packed =
+      at::empty({num_blocks, num_inputs / kGroup, int64_t{sizeof(Group)}}, dense.options().dtype(at::kByte));
   auto* groups = reinterpret_cast<Group*>(packed.data_ptr<uint8_t>());
   if (dense.scalar_type() == at::kBFloat16) {
     quantize_groups(groups, dense.const_data_ptr<BFloat16>(), num_outputs, num_inputs);

@@ -48,8 +48,8 @@ inline void unpack(uint8_t* unpacked, const Group* group) {
   }
 }
 
-// Rows of int8. Each of their groups has a scale, and a zero point term: what its product with a block has for
-// one step of a level's zero point, or for the zero point of weights of 8 bits, then without its scale.
+// Rows of int8. Each of their groups has a scale and a zero point term: for levels, that of one step and
+// scaled; for weights of 8 bits, that of their zero point and not scaled.
 struct GroupedRows {
   const int8_t* elements;         // [row, input]
   const float* scales;            // [row, group]
@@ -99,11 +99,11 @@ inline void multiply_row(float* sums, const GroupedRows& row, const Group* group
     }
     UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) {
       const GroupScales scales(group, v);
-      totals[v] =
-          scales.add(totals[v], level_totals(products[v]), row.scales[g], row.zero_point_terms[g]);
+      totals[v] = scales.add(totals[v], level_totals(products[v]), row.scales[g], row.zero_point_terms[g]);
     }
   }
-  UNROLL for (int64_t v = 0; v < kBlockVectors; ++v) store(sums + v * kLanes, totals[v]);
+  UNROLL for (int64_t v = 0; v < kBlockVectors; ++v)
+    store(sums + v * kLanes, totals[v]);
 }
 
 // Add the products of `rows` rows with a group's unpacked levels to `sums` [row, 64]. A function of its own:
@@ -116,7 +116,8 @@ template <int64_t rows>
   UNROLL for (int64_t first = 0; first < kBlockVectors; first += count) {
     Ints products[rows][count];
     UNROLL for (int64_t r = 0; r < rows; ++r) {
-      UNROLL for (int64_t v = 0; v < count; ++v) products[r][v] = Ints{};
+      UNROLL for (int64_t v = 0; v < count; ++v)
+        products[r][v] = Ints{};
     }
     for (int64_t k = 0; k < kGroup; k += 4) {
       Ints weights[count];
@@ -180,7 +181,8 @@ template <int64_t rows>
   UNROLL for (int64_t first = 0; first < kBlockVectors; first += count) {
     Ints products[rows][count];
     UNROLL for (int64_t r = 0; r < rows; ++r) {
-      UNROLL for (int64_t v = 0; v < count; ++v) products[r][v] = Ints{};
+      UNROLL for (int64_t v = 0; v < count; ++v)
+        products[r][v] = Ints{};
     }
     for (int64_t k = 0; k < kGroup; k += 4) {
       const uint8_t* source = weights + k * kBlock;

@@ -156,10 +156,10 @@ class ExpertWeights(NamedTuple):
 
 @dataclass
 class Kernels:
-    """Whether a backend uses the kernels. They may be built while it already serves."""
+    """What a backend does with the kernels. They may be built while it already serves."""
 
     are_used: bool = False
-    are_loaded: bool = False  # before the model's weights are, which they may quantise then
+    can_quantize: bool = False  # they were there before the model: they quantise its weights
     _preparations: list[Callable[[], None]] = field(default_factory=list)
 
     def when_used(self, prepare: Callable[[], None]) -> None:

@@ -24,9 +24,9 @@ namespace {
 // Rows of a small batch. Memory is its limit: the product takes as long as reading the weight. Each thread
 // prepares all of its rows for itself, which saves a parallel loop before the product.
 constexpr int64_t kSmallBatch = 32;
-constexpr int64_t kRowsPerPass = 512;   // rows whose sums with a block stay in the second-level cache
-constexpr int32_t kZeroPoint = 128;     // of uint8 weights
-constexpr int64_t kMaxPadding = 31;     // inputs that oneDNN may add to fill an output's last 64 bytes
+constexpr int64_t kRowsPerPass = 512;        // rows whose sums with a block stay in the second-level cache
+constexpr int32_t kZeroPoint = 128;          // of uint8 weights
+constexpr int64_t kMaxPadding = 31;          // inputs that oneDNN may add to fill an output's last 64 bytes
 constexpr int64_t kMaxInt8Inputs = 1 << 16;  // sums of products up to 255 x 127 stay below 2^31
 constexpr float kMaxInt8 = 127;              // -128 is unused, for symmetry
 
@@ -98,8 +98,8 @@ template <typename T>
 struct FusedOps {
   const T* norm;  // [input]: the weight of a root-mean-square norm of the rows, or null
   float epsilon;
-  const T* residual;  // [row, output]: added to the outputs, or null
-  bool is_gated;  // the first half of the products are gates of the second half, which are the outputs
+  const T* residual;    // [row, output]: added to the outputs, or null
+  bool is_gated;        // the first half of the products are gates of the second half, which are the outputs
   bool rows_in_groups;  // rows for weights of uint8 have a scale for each group of inputs
 };
 
@@ -125,8 +125,8 @@ void normalise(T* normed, const T* input, const FusedOps<T>& fused, int64_t num_
 // over 127, and round.
 //
 // A weight's level is its value plus the zero point, so a product may be too large by the zero point times
-// the row's sum. That term is stored and subtracted after the product. It is exact in float32. For levels, it is
-// that of one step of a zero point, and scaled.
+// the row's sum. That term is stored and subtracted after the product. It is exact in float32. For levels, it
+// is that of one step of a zero point, and scaled.
 template <bool has_levels, typename T>
 void quantize(int8_t* quantized, float* scales, float* zero_point_terms, const T* input, int64_t num_rows,
               int64_t num_inputs) {
@@ -156,8 +156,9 @@ void quantize(int8_t* quantized, float* scales, float* zero_point_terms, const T
   }
 }
 
-// The rows of a product after its prologue: normalised, quantised, or both. Rows of int8 have one scale, or one
-// for each group. With `has_levels` they have groups, and are multiplied by levels, whose zero points differ.
+// The rows of a product after its prologue: normalised, quantised, or both. Rows of int8 have one scale, or
+// one for each group. With `has_levels` they have groups, and are multiplied by levels, whose zero points
+// differ.
 template <typename T, typename R, bool has_levels = false>
 class Prologue {
  public:
@@ -450,9 +451,10 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const bool is_grouped = weight.scalar_type() == at::kByte && !scales;
   const int64_t padded_inputs = is_grouped ? check_grouped_weight(input, weight, num_products)
                                            : check_weight(input, weight, scales, num_products);
-  TORCH_CHECK(!rows_in_groups || (weight.scalar_type() == at::kByte && scales && input.size(-1) % kGroup == 0),
-              "rows_in_groups needs scales, a weight of dtype Byte and a multiple of ", kGroup,
-              " inputs, got dtype ", weight.scalar_type(), " and ", input.size(-1), " inputs");
+  TORCH_CHECK(
+      !rows_in_groups || (weight.scalar_type() == at::kByte && scales && input.size(-1) % kGroup == 0),
+      "rows_in_groups needs scales, a weight of dtype Byte and a multiple of ", kGroup, " inputs, got dtype ",
+      weight.scalar_type(), " and ", input.size(-1), " inputs");
   TORCH_CHECK(!is_gated || num_products % (2 * kBlock) == 0, "num_products must be a multiple of ",
               2 * kBlock, " when is_gated, got ", num_products);
   if (scales) {

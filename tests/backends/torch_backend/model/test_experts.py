@@ -143,7 +143,7 @@ def test_int8_weights(
 def _of_levels(theirs: Any) -> Any:
     """Return experts in float64, with the weights that those of 4 bits stand for."""
     of = copy.deepcopy(theirs).double()
-    for name in ("gate_up_proj", "down_proj"):
+    for name in ("gate_up_proj" if theirs.has_gate else "up_proj", "down_proj"):
         values = getattr(theirs, name).data
         by_output = values.mT if theirs.is_transposed else values
         packed = [quantize_in_groups(weight, Kernels()) for weight in by_output]
@@ -156,7 +156,7 @@ def _of_levels(theirs: Any) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "family",
-    [("qwen3_moe", {"moe_intermediate_size": 96}), ("gpt_oss", {}), ("aria", {})],
+    [("qwen3_moe", {"moe_intermediate_size": 96}), ("gpt_oss", {}), ("aria", {}), ("nemotron_h", {})],
     ids=lambda family: family[0],
 )
 @torch.inference_mode()
@@ -165,7 +165,7 @@ def test_weights_of_4_bits(
 ) -> None:
     """Before the kernels are used and after, against experts with what the levels stand for."""
     load_kernels(built_kernels)
-    theirs, kernels = _theirs(family, dtype), Kernels(are_loaded=True)
+    theirs, kernels = _theirs(family, dtype), Kernels(can_quantize=True)
     hidden, *choice = _choice(theirs, dtype)
     ours = _ours(theirs, kernels, Quantization.INT4)
     assert ours.quantization is Quantization.INT4
@@ -182,6 +182,17 @@ def test_weights_of_4_bits(
     expected = _of_levels(theirs)(rows, *choice)
     assert (output.double() - expected).std() < 0.01 * expected.std()
     assert (theirs.double()(rows, *choice) - expected).std() > 0.05 * expected.std(), "the levels matter"
+
+
+@torch.inference_mode()
+def test_weights_of_4_bits_in_float16(kernels: Kernels) -> None:
+    """No kernel has that type."""
+    theirs = _theirs(("gpt_oss", {}), torch.float16)
+    choice = _choice(theirs, torch.float16)
+    expected = _of_levels(theirs)(quantized_rows(choice[0]).double(), *choice[1:])
+    output = _ours(theirs, kernels, Quantization.INT4)(*choice)
+    assert output.dtype is torch.float16
+    assert (output.double() - expected).std() < 0.01 * expected.std()
 
 
 @needs_kernels

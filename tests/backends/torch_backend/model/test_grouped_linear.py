@@ -90,22 +90,22 @@ def test_the_kernel_quantizes_as_torch_does(built_kernels: Path, weight: Tensor,
     load_kernels(built_kernels)
     weight = weight.to(dtype)
     expected = quantize_in_groups(weight, Kernels())
-    assert torch.equal(quantize_in_groups(weight, Kernels(are_loaded=True)), expected)
+    assert torch.equal(torch.ops.snapserve.quantize_in_groups(weight), expected)
     transposed = weight.T.contiguous().T
-    for are_loaded in (False, True):
-        assert torch.equal(quantize_in_groups(transposed, Kernels(are_loaded=are_loaded)), expected)
+    for can_quantize in (False, True):
+        assert torch.equal(quantize_in_groups(transposed, Kernels(can_quantize=can_quantize)), expected)
 
 
 @needs_kernels
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("are_loaded", [False, True])
+@pytest.mark.parametrize("can_quantize", [False, True])
 def test_a_weight_that_is_not_finite_reaches_its_output(
-    built_kernels: Path, number: float, *, are_loaded: bool
+    built_kernels: Path, number: float, *, can_quantize: bool
 ) -> None:
     load_kernels(built_kernels)
     weight = _random(70, 2 * GROUP)
     weight[3, 40] = number
-    quantized = dequantize_groups(quantize_in_groups(weight, Kernels(are_loaded=are_loaded)))
+    quantized = dequantize_groups(quantize_in_groups(weight, Kernels(can_quantize=can_quantize)))
     assert quantized.isfinite().all(1).tolist() == [output != 3 for output in range(128)]
     assert quantized[3, :GROUP].isfinite().all()
 

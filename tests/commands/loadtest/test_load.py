@@ -242,7 +242,7 @@ def test_an_unreachable_server_is_an_error_at_once(capsys: pytest.CaptureFixture
     assert "cannot be reached: ConnectError" in capsys.readouterr().err
 
 
-def test_two_servers_can_quantize_in_turns_with_the_same_prompts(
+def test_two_servers_are_loaded_in_turns_with_the_same_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "result.json"

@@ -19,7 +19,7 @@ def sealed(tmp_path: Path) -> Path:
     return folder / "kernels.so"
 
 
-def test_own_files_can_quantize(sealed: Path) -> None:
+def test_own_files_are_loaded(sealed: Path) -> None:
     verify(sealed)
     make_private(sealed.parent)
     assert sealed.parent.stat().st_mode & 0o777 == 0o700

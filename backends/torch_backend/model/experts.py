@@ -18,7 +18,6 @@ from transformers.activations import GELUTanh, ReLUSquaredActivation, SiLUActiva
 from transformers.integrations import moe
 
 from backends.torch_backend.config import Quantization
-from backends.torch_backend.model import grouped_linear
 from backends.torch_backend.model.grouped_linear import grouped_product, quantize_in_groups
 from backends.torch_backend.model.quantized_linear import (
     QuantizedLinear,
@@ -57,7 +56,7 @@ _IS_PACKABLE: Final[dict[Quantization, Callable[[Tensor], bool]]] = {
     Quantization.NONE: takes_weight,
     Quantization.INT8: QuantizedLinear.is_packable,
     Quantization.W8A8: QuantizedProduct.is_packable,
-    Quantization.INT4: grouped_linear.is_packable,
+    Quantization.INT4: QuantizedLinear.is_packable,
 }
 
 

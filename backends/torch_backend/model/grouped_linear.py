@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from backends.torch_backend.model.quantized_linear import quantized_rows
+from backends.torch_backend.model.quantized_linear import QuantizedLinear, quantized_rows
 from backends.torch_backend.native.kernels import (
     BLOCK,
     GROUP,
@@ -18,7 +18,6 @@ from backends.torch_backend.native.kernels import (
     STEPS,
     Kernels,
     in_groups,
-    kernels_are_supported,
     packed_linear,
     taken_from_groups,
 )
@@ -47,7 +46,7 @@ class GroupedLinear(nn.Module):
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._num_outputs = weight.shape[0]
         self._kernels = kernels
-        self._is_packable = is_packable(weight)
+        self._is_packable = QuantizedLinear.is_packable(weight)
         self.register_buffer("weight", quantize_in_groups(weight, kernels), persistent=False)
         self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
 
@@ -69,7 +68,7 @@ def quantize_in_groups(weight: Tensor, kernels: Kernels) -> Tensor:
     The scales and zero points are those of the least squared error among a few. Weights that are not finite
     make outputs NaN.
     """
-    if kernels.can_quantize and is_packable(weight):  # the same bits in a tenth of the time
+    if kernels.can_quantize and QuantizedLinear.is_packable(weight):  # the same bits in a tenth of the time
         quantized: Tensor = torch.ops.snapserve.quantize_in_groups(weight)
         return quantized
     num_outputs, num_inputs = weight.shape
@@ -85,12 +84,6 @@ def quantize_in_groups(weight: Tensor, kernels: Kernels) -> Tensor:
         levels, scales, zero_points = (torch.cat(each, dim=-1) for each in zip(*fitted, strict=True))
         some_packed.copy_(in_groups(levels, scales, zero_points, num_inputs))
     return packed
-
-
-def is_packable(weight: Tensor) -> bool:
-    """Return whether the kernels support such a weight."""
-    is_known = weight.dtype in (torch.float32, torch.bfloat16)
-    return is_known and weight.device.type == "cpu" and kernels_are_supported()
 
 
 def grouped_product(rows: Tensor, packed: Tensor) -> Tensor:

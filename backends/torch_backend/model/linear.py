@@ -196,7 +196,7 @@ def replace_all_linears(model: PreTrainedModel, kernels: Kernels, kind: LinearKi
         if others is not kind:
             replace_linears(module, kernels, others)
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    # Four bits are too few for the output layer.
+    # The output layer keeps 8 bits: its errors are those of the logits.
     kinds = (GroupedProduct, QuantizedLinear) if kind is GroupedLinear else (kind,)
     for output_kind in kinds:
         if type(output) is nn.Linear and output_kind.fits(output):
